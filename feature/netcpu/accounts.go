@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// ErrNoAccounts is returned by a Meter, wrapped, where the kernel cannot keep accounts.
+// ErrNoAccounts reports that the kernel cannot keep accounts. Meters wrap it.
 var ErrNoAccounts = errors.New("network CPU time is not accounted for")
 
 // meter charges the CPU time of packets to containers. *account.Meter is one.
@@ -26,10 +26,10 @@ type meter interface {
 	Read() (account.Reading, error)
 }
 
-// noMeter is the Meter, and the accountant, of a kernel that cannot keep accounts. why is the reason.
+// noMeter is the meter and the accountant where the kernel cannot keep accounts.
 type noMeter struct {
 	why error
-	who *identity.Identity // the other features need the containers there
+	who *identity.Identity // still lists the containers, which other features look up there
 }
 
 func (m noMeter) Read() (account.Reading, error) {
@@ -53,9 +53,9 @@ type Accounts struct {
 	Meter      meter
 	Containers feature.Containers
 	Since      time.Time // when Meter began to count
-	Proc       string    // where threads are read; "": they are not
+	Proc       string    // procfs, to read threads; "": no threads are read
 
-	// InForce returns the measures beside accounting, for the report; nil: there are none.
+	// InForce returns the measures in force beside accounting, for the report. It may be nil.
 	InForce func() inForce
 
 	used  usages
@@ -74,8 +74,8 @@ func (x *Accounts) PacketWork() (map[container.ID][]time.Duration, error) {
 // modeKey is the policy key of the mode in force.
 const modeKey = "fairlead.netcpu"
 
-// Adopt implements feature.Decider: a thread that was moved for a container, with an expiry, was
-// moved because auto had isolated it.
+// Adopt implements feature.Decider. An entry for a thread that was moved for a container shows that
+// auto had isolated that container.
 func (x *Accounts) Adopt(left []journal.Entry) (ds []policy.Decision) {
 	const reason = "decided by an earlier agent, which was killed"
 	for _, e := range left {
@@ -102,7 +102,7 @@ func (x *Accounts) Decide(targets []policy.Target, complete bool) (ds []policy.D
 	}
 	if len(left) == 0 {
 		x.modes.Next(account.Reading{}, nil, complete, x.nameOf)
-		return nil, nil // reading the accounts has a cost
+		return nil, nil // skip the cost of reading the accounts
 	}
 	r, err := x.Meter.Read()
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
-// newCharger makes the charger, with the dropper for its limits if there is one.
+// newCharger makes the charger. The dropper, if there is one, enforces its limits.
 func (n *Netcpu) newCharger() *charge.Charger {
 	credits, err := probe.SoftirqsChargeTasks(n.cfg.Roots)
 	if err != nil {
@@ -32,8 +32,8 @@ func (n *Netcpu) newCharger() *charge.Charger {
 	return charge.New(cfg)
 }
 
-// charge makes a container's quota or weight follow its account. in is its tenant, nil if its
-// network is not known.
+// charge makes a container's quota or weight follow its account. in is its tenant, or nil if its
+// network namespace is unknown.
 func (n *Netcpu) charge(ctx context.Context, in *tenant.Tenant, t policy.Target) error {
 	c := t.Container
 	if !n.charger.Has(c.ID) {
@@ -51,7 +51,7 @@ func (n *Netcpu) charge(ctx context.Context, in *tenant.Tenant, t policy.Target)
 	return errors.Join(n.isolator.Extend(0), n.bringBudget(ctx, in))
 }
 
-// uncharge ends charging of a container in a tenant, or in none (nil), if it is charged.
+// uncharge stops charging a container, if it is charged. of is its tenant, or nil.
 func (n *Netcpu) uncharge(ctx context.Context, of *tenant.Tenant, id container.ID) error {
 	if n.charger == nil || !n.charger.Has(id) {
 		return nil
@@ -62,9 +62,9 @@ func (n *Netcpu) uncharge(ctx context.Context, of *tenant.Tenant, id container.I
 	return errors.Join(isolate.IgnoreGone(n.bringBudget(ctx, of)), n.isolator.Extend(0))
 }
 
-// bringBudget updates the drops of a tenant: they are on if the member with the account of its
-// packets is charged, and off while the tenant is isolated, as one thread pays for its packets
-// then.
+// bringBudget switches early drop of a tenant on or off. It is on if the member that holds the
+// account of the tenant's packets is charged. It leaves an isolated tenant alone, because its NAPI
+// thread pays for its packets.
 func (n *Netcpu) bringBudget(ctx context.Context, of *tenant.Tenant) error {
 	if of == nil || n.meter == nil || n.isolator.Isolates(of) {
 		return nil
@@ -87,7 +87,7 @@ func (n *Netcpu) bringBudget(ctx context.Context, of *tenant.Tenant) error {
 	return nil
 }
 
-// charged returns the member that is charged for the packets of a tenant.
+// charged returns the member that is charged for a tenant's packets.
 func (n *Netcpu) charged(of *tenant.Tenant) (c container.Container, ok bool) {
 	id, ok := n.meter.Holder(of.Key().NetNS)
 	if !ok || !n.charger.Has(id) {

@@ -2,8 +2,8 @@ package netcpu
 
 import "github.com/fairlead-project/fairlead/kernel/netdev"
 
-// counts returns what the kernel counts at the devices of a network namespace, by index. Account
-// calls it each second, mostly for the host's namespace, and one call at a time.
+// counts returns the kernel's counters of each device in a network namespace, by index. Package
+// account calls it once a second, mostly for the host's namespace, and never concurrently.
 func (n *Netcpu) counts(netns uint64) (counts map[int]netdev.Counters, err error) {
 	if netns == n.hostNS && n.counting != nil {
 		if counts, err = n.counting.Read(netdev.MostLinks); err == nil {
@@ -17,7 +17,7 @@ func (n *Netcpu) counts(netns uint64) (counts map[int]netdev.Counters, err error
 		return nil, err
 	}
 	defer ns.Close()
-	if netns == n.hostNS { // other namespaces may be about to end, which an open socket delays
+	if netns == n.hostNS { // an open socket would keep any other namespace alive
 		if n.counting, err = ns.Counting(); err != nil {
 			return nil, err
 		}

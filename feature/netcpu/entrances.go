@@ -17,7 +17,7 @@ import (
 )
 
 // uncovered returns a feature.ErrPartly if packets of an isolated container may enter the host by a
-// device that does not poll: the work on them runs in any context's time, and in no thread of ours.
+// device that does not poll. No thread of ours handles them: they take time from any context.
 func (n *Netcpu) uncovered(ctx context.Context, c container.Container) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -82,11 +82,11 @@ func (n *Netcpu) Notify(changed func(container.ID)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.changed = changed
-	_ = n.follow() // looks for the first time
+	_ = n.follow() // the first look
 }
 
-// follow has the policy of all who pay applied again if uplinks have come or gone, or others have
-// detached a program. The caller holds mu.
+// follow requests that policy be applied again to every container in a mode beyond observe, if an
+// uplink has come or gone or another process has detached a program. The caller holds mu.
 func (n *Netcpu) follow() error {
 	if n.changed == nil {
 		return nil
@@ -115,9 +115,9 @@ func (n *Netcpu) follow() error {
 	return nil
 }
 
-// entrance reports whether packets from outside enter the host's namespace by a device: it is
-// hardware, or it has an address and its other end or the device below it is elsewhere, like the
-// eth0 of a host that is a container itself.
+// entrance reports whether packets from outside enter the host's namespace by a device. Such a
+// device is hardware, or has an address and a peer or lower device in another namespace, like eth0
+// of a host that is itself a container.
 func entrance(l netdev.Link) bool {
 	if !l.Up || l.Name == "lo" {
 		return false
@@ -126,7 +126,7 @@ func entrance(l netdev.Link) bool {
 	case "device":
 		return true
 	case "veth", "macvlan", "ipvlan":
-		// Each device that is up has a link-local address.
+		// Every device that is up has a link-local address, which shows nothing.
 		return slices.ContainsFunc(l.Addrs, func(cidr string) bool {
 			p, err := netip.ParsePrefix(cidr)
 			return err == nil && !p.Addr().IsLinkLocalUnicast()

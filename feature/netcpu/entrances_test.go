@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// The host's own uplink is a veth without GRO, which does not poll: isolate does what it can, and
-// reports what is not covered for as long as that lasts.
+// The host's uplink is a veth without GRO, which does not poll. isolate does the rest, and reports the
+// uncovered uplink as long as it does not poll.
 func TestUncovered(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{})

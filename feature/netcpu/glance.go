@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel"
 )
 
-// loop acts on the traffic of each window, until Close. A glance in between sees what others feel until
-// then.
+// loop acts on the traffic of each window until Close. Glances in between catch what would disturb
+// others before the window ends.
 func (n *Netcpu) loop() {
 	defer close(n.done)
 	tick := time.NewTicker(law.Tick)
@@ -27,8 +27,8 @@ func (n *Netcpu) loop() {
 	}
 }
 
-// look is one glance, and the end of a window if whole. A call that hangs with the lock held keeps
-// it from all isolated containers; Loops shows that outside.
+// look does one glance, and ends a window if whole is set. A call that hangs with mu held blocks it
+// for all isolated containers; Loops reports that.
 func (n *Netcpu) look(now time.Time, whole bool) error {
 	n.following.Begin()
 	defer n.following.End()
@@ -39,13 +39,13 @@ func (n *Netcpu) look(now time.Time, whole bool) error {
 	}
 	n.mu.Unlock()
 	if whole && n.meter != nil {
-		err = errors.Join(err, n.meter.Err()) // waits for a window that begins or ends
+		err = errors.Join(err, n.meter.Err()) // may wait while a window begins or ends
 	}
 	return err
 }
 
-// failed returns what logs the errors of a loop: a container can make each window fail, with another
-// text, so only time bounds them. What has gone is no failure: its container is about to end.
+// failed returns a function that logs errors of a loop, at a limited rate: a container can make every
+// window fail, each time with a new text. It ignores objects that have gone with their container.
 func (n *Netcpu) failed(at string) func(error) {
 	seldom, windows := rate.Sometimes{Interval: law.Long}, 0
 	return func(err error) {

@@ -12,16 +12,16 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// knownGroup is one cgroup of a container as Apply last found it. Its number distinguishes a cgroup
-// that was renamed, as cgroup v1 allows, from another one that the container was moved to: what was
-// changed of the first is still there to be undone, and its limits are as we have left them.
+// knownGroup is one cgroup of a container as Apply last found it. The ID tells a renamed cgroup,
+// which cgroup v1 allows, from a different one that the container was moved to. A renamed cgroup
+// still has our limits and our changes, which have to be undone there.
 type knownGroup struct {
 	dir string
 	id  uint64
 }
 
-// locate updates the known cgroups of a container, and its network, to the present ones. Renamed
-// cgroups continue under their new name.
+// locate updates the known cgroups of a container. It moves the changes of a renamed cgroup to its
+// new name.
 func (n *Netcpu) locate(c container.Container) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -55,7 +55,7 @@ func (n *Netcpu) locate(c container.Container) error {
 
 // renamed moves the changes of a cgroup, and of threads that were moved into it, to its new name.
 func (n *Netcpu) renamed(was, now string) error {
-	// For a pod the parent was changed, and may be what was renamed.
+	// For a pod we changed the parent, which may be the cgroup that was renamed.
 	called := func(path string) string {
 		for _, r := range [][2]string{{was, now}, {filepath.Dir(was), filepath.Dir(now)}} {
 			if rest, ok := strings.CutPrefix(path, r[0]); ok && (rest == "" || rest[0] == '/') {

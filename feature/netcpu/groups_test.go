@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// moving is a container under a flood that is about to be moved, and its owner's settings.
+// moving is a container under a flood before its move, and its owner's settings.
 type moving struct {
 	*host
 	elsewhere container.Container // the container is moved to its cgroups
@@ -127,8 +127,8 @@ func TestMovedElsewhere(t *testing.T) {
 	}
 }
 
-// If the cpu controller has a hierarchy of its own, a container can be moved in that alone, with
-// the threads in it or without, and its cgroup can be renamed: it remains the same container, with
+// If the cpu controller has a separate hierarchy, a container can be moved in that alone, with or
+// without the threads in it, and its cgroup can be renamed. It remains the same container, with
 // its changes and the record of its owner's limit.
 func TestMovedInHierarchy(t *testing.T) {
 	t.Parallel()

@@ -38,11 +38,11 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// oneCPU is the place of containers whose tasks compute without end beside their thread. On several
+// oneCPU is the cpuset of containers with tasks that compute forever beside their NAPI thread. On several
 // CPUs such a group can starve everything else for minutes on Linux 6.18 before 6.18.45 (docs/limits.md).
 var oneCPU = sandbox.CPU{Set: "0"}
 
-// host is a small host of its own: a bridge in a namespace, an uplink to the
+// host is a small host: a bridge in a namespace, an uplink to the
 // wire, and one container behind the bridge.
 type host struct {
 	*topology.Host
@@ -62,7 +62,7 @@ type host struct {
 func (h *host) open(xdp ...string) {
 	h.t.Helper()
 	who, err := identity.Open("/proc")
-	if err != nil { // the agent also goes on
+	if err != nil { // the agent also continues
 		h.t.Log(err)
 		who = nil
 	}
@@ -288,8 +288,8 @@ func payer(c container.Container) string {
 	return c.Cgroup.CPU
 }
 
-// threads returns, by device, the cpu cgroups of the new threads that poll it. A thread whose slice
-// is not short carries that as well: it is placed first, and gets its slice after that.
+// threads returns the cpu cgroups of new polling threads, by device. If the slice of a thread is not
+// short, it adds the slice: a thread gets its slice only after its place.
 func (h *host) threads() map[string][]string {
 	h.t.Helper()
 	layout, err := cgroup.Detect("/proc", "")

@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
-// help describes the samples of Snapshot and Export. A sample without a container is about the
+// help describes the samples of Snapshot and Export. A sample without a container belongs to the
 // host.
 var help = map[string]string{
 	"netcpu_isolated":                    "1 for a container whose packets run in threads of its own cgroup, or of its pod's.",
@@ -45,14 +45,14 @@ func (n *Netcpu) Snapshot() feature.Snapshot {
 	return feature.Snapshot{Taken: time.Now(), Help: help, Samples: n.inForce().samples(n.isolator.Samples(nil))}
 }
 
-// inForce is the measures beside accounting that are in force.
+// inForce holds the measures in force beside accounting.
 type inForce struct {
-	Drops   map[container.ID]drop.Counters // of the isolated and charged containers, by the one that pays
+	Drops   map[container.ID]drop.Counters // of isolated and charged tenants, by the container that pays
 	Ledgers map[container.ID]charge.Booked // of the charged containers
 	Points  []drop.Point                   // where packets are dropped now
 }
 
-// wire adds what is in force for a container to its account.
+// wire adds the drops and the ledger of a container to its account.
 func (f inForce) wire(a *api.NetCPUAccount) {
 	id := container.ID(a.Container)
 	a.Dropped, a.QuotaDropped = f.Drops[id].Dropped, f.Drops[id].Beyond
@@ -64,7 +64,7 @@ func (f inForce) wire(a *api.NetCPUAccount) {
 	}
 }
 
-// samples appends the samples of what is in force.
+// samples appends the samples of drops and ledgers.
 func (f inForce) samples(to []feature.Sample) []feature.Sample {
 	add := func(id container.ID, name string, v float64) {
 		to = append(to, feature.Sample{Container: id, Name: name, Value: v})
@@ -86,7 +86,7 @@ func (f inForce) samples(to []feature.Sample) []feature.Sample {
 	return to
 }
 
-// inForce returns the measures beside accounting that are in force. It does not wait for an Apply.
+// inForce returns the measures in force beside accounting. It does not wait for an Apply.
 func (n *Netcpu) inForce() inForce {
 	f := inForce{Drops: n.dropper.Counters(), Points: n.dropper.Points()}
 	if n.charger != nil {

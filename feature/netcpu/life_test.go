@@ -268,7 +268,7 @@ func same(t *testing.T, when string, got, want map[string]string) {
 	}
 }
 
-// othersPackets sends packets for nobody by all queues of the uplink. One flow uses one of them.
+// othersPackets sends packets for no container by all queues of the uplink. A flow uses one queue.
 func (h *host) othersPackets(rate string) {
 	h.t.Helper()
 	var others []string

@@ -16,21 +16,20 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 )
 
-// measurement is what the accounts and the scheduler have counted, and the measures in force, as of one
-// moment. Report, SelfReport, Export and, of what is in force, Snapshot are projections of it.
+// measurement holds the counters of the accounts and the scheduler, and the measures in force, at one
+// moment. Report, SelfReport and Export are projections of it.
 type measurement struct {
 	account.Reading
 	inForce
 	running []container.Container
 	used    map[container.ID]usage // of the running containers
-	// CPU time that containers and the tasks of the host (0) have lost to packets of others: by victim
-	// and culprit, and the sums by victim and by culprit.
+	// CPU time that containers and tasks of the host (0) have lost to packets of others: by victim and
+	// culprit, and summed by victim and by culprit.
 	stolenBy      map[container.ID]map[container.ID]time.Duration
 	stolen, taken map[container.ID]time.Duration
 }
 
-// measure reads all of it, and may be called at any time. With an error, which is that of the Meter, it
-// has the other parts.
+// measure takes a measurement. If the Meter fails, it returns the Meter's error and all other parts.
 func (x *Accounts) measure() (measurement, error) {
 	r := measurement{
 		running:  x.Containers.Running(),
@@ -78,17 +77,17 @@ func (x *Accounts) Report(_ context.Context, of *container.Container, _ api.Ask)
 	if of != nil {
 		n.Accounts = slices.DeleteFunc(n.Accounts, func(a api.NetCPUAccount) bool { return a.Container != api.ID(of.ID) })
 		n.Matrix = slices.DeleteFunc(n.Matrix, func(t api.NetCPUTheft) bool { return t.Victim != api.ID(of.ID) && t.Culprit != api.ID(of.ID) })
-		if len(n.Accounts) == 0 { // it has ended, and never had a packet
+		if len(n.Accounts) == 0 { // the container has ended and never had a packet
 			n.Accounts = append(n.Accounts, api.NetCPUAccount{Container: api.ID(of.ID), Name: of.Name, Ended: true})
 		}
 	}
 	return n, nil
 }
 
-// SelfReport implements feature.SelfReporter. A container learns neither who else there is nor
-// how busy others are.
+// SelfReport implements feature.SelfReporter. It shows a container neither which other containers
+// exist nor how busy they are.
 func (x *Accounts) SelfReport(context.Context) func(container.Container, *api.SelfReports) {
-	var n api.NetCPU // without accounts it is empty
+	var n api.NetCPU // empty without accounts
 	if r, err := x.measure(); err == nil {
 		n = x.wire(r)
 	}
@@ -105,8 +104,8 @@ func (x *Accounts) SelfReport(context.Context) func(container.Container, *api.Se
 	}
 }
 
-// wire converts a measurement into the API's form, with the names of running containers, and of ended
-// ones for as long as Containers knows them.
+// wire converts a measurement into the API's form. It names running containers, and ended ones as
+// long as Containers knows them.
 func (x *Accounts) wire(r measurement) api.NetCPU {
 	rows := map[container.ID]*api.NetCPUAccount{0: {Name: "system"}}
 	for _, c := range r.running {
@@ -153,7 +152,7 @@ func (x *Accounts) wire(r measurement) api.NetCPU {
 	}
 	for victim, culprits := range r.stolenBy {
 		if victim == 0 {
-			continue // the host's is in the matrix
+			continue // the matrix has the host's loss
 		}
 		a := row(victim)
 		a.Stolen = r.stolen[victim].Seconds()
@@ -197,9 +196,9 @@ func appendWork(to []api.NetCPUWork, direction, protocol string, w account.Work)
 	return append(to, x)
 }
 
-// Export implements feature.Exporter. It omits what cannot be read.
+// Export implements feature.Exporter. It omits counters that cannot be read.
 func (x *Accounts) Export() feature.Snapshot {
-	x.exporting.Lock() // until pairs has the reading: readings reach it in order
+	x.exporting.Lock() // held until pairs has the reading, so that pairs gets readings in order
 	defer x.exporting.Unlock()
 	r, err := x.measure()
 	s := feature.Snapshot{Taken: time.Now(), Help: help, Samples: r.usage()}
@@ -214,7 +213,7 @@ func (r measurement) usage() (to []feature.Sample) {
 	for _, c := range r.running {
 		of := r.used[c.ID]
 		if of.tasks == 0 {
-			continue // unknown: it has just ended
+			continue // unknown: the container has just ended
 		}
 		to = append(to,
 			feature.Sample{Container: c.ID, Name: "netcpu_tasks_seconds_total", Value: of.tasks.Seconds()},
@@ -253,7 +252,7 @@ func (r measurement) samples(pairs *pairs) (to []feature.Sample) {
 	}
 	for name, of := range map[string]map[container.ID]time.Duration{"netcpu_stolen_seconds_total": r.stolen, "netcpu_taken_seconds_total": r.taken} {
 		for id, d := range of {
-			if id != 0 { // the host's is in the matrix
+			if id != 0 { // the matrix has the host's
 				add(id, name, d.Seconds())
 			}
 		}
@@ -274,7 +273,7 @@ func (r measurement) samples(pairs *pairs) (to []feature.Sample) {
 	return to
 }
 
-// party is a label that is a container, or the word for none.
+// party returns a label that names a container, or has the value none for ID 0.
 func party(name string, id container.ID, none string) feature.Label {
 	if id != 0 {
 		return feature.Label{Name: name, Container: id}

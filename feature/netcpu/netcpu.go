@@ -1,17 +1,17 @@
 // Package netcpu charges each container for the CPU time of its packets (Iron, NSDI 2018).
 //
-// In every mode it keeps accounts of the CPU time that packets take, by container and by the
-// context that loses it (package account). In the mode charge a container's quota or weight
-// follows its account (packages ledger and charge). In the mode isolate (package isolate) NAPI
-// kernel threads in the container's own cpu cgroup process what it receives, so that the
-// scheduler charges and limits that like anything else the container does. The stage before the
-// container (NIC poll, bridge) runs in threads too, in the cgroup of the container that a queue
-// serves or in a group of its own; a packet that the container has no time for is dropped there
-// (packages uplink and drop). Package auto chooses among the modes. This package holds the
-// register of tenants, passes them to the others, and reports.
+// In every mode package account records the CPU time that packets take, by container and by the
+// context that loses it. In the mode charge a container's quota or weight follows its account
+// (packages ledger and charge). In the mode isolate (package isolate) NAPI kernel threads in the
+// container's own cpu cgroup process its received packets, so the scheduler charges and limits that
+// work like the container's tasks. The stage before the container (NIC poll, bridge) runs in threads
+// too. They are in the cgroup of the container that a queue serves, or in a cgroup for all uplinks,
+// where packets are dropped if their container has no time for them (packages uplink and drop).
+// Package auto chooses among the modes. This package holds the register of tenants, passes tenants
+// to the other packages, and reports.
 //
-// It is not a traffic shaper: it never looks at how many bytes a container is due. Package agent
-// calls it, as a feature.Feature. README.md lists the changes on the host, and figures.
+// netcpu is not a traffic shaper: it never looks at bytes. Package agent calls it as a
+// feature.Feature. README.md lists the changes on the host.
 package netcpu
 
 import (
@@ -46,26 +46,26 @@ import (
 // name is the feature's name and the owner of its journal entries.
 const name = "netcpu"
 
-// Config is what New needs.
+// Config configures New.
 type Config struct {
 	feature.Host
 
-	// XDP names the uplinks of that namespace at which the driver drops packets, if it can, from
-	// the first container that needs it until Close. By naming them the operator accepts that most
-	// drivers reset their queues for it, and the consequences in README.md.
+	// XDP names the uplinks, in the host's network namespace, at which the driver drops packets if it
+	// can: from the first container that needs it until Close. The operator who names them accepts
+	// that most drivers reset their queues for it, and the other consequences in DESIGN.md.
 	XDP []string
 
-	// QueueMin is as in isolate.Config: packets per second; 0 is the default.
+	// QueueMin is isolate.Config.QueueMin: packets per second; 0 is the default.
 	QueueMin uint64
 
-	// QueueFlood is as in isolate.Config: packets per second; 0 is the default.
+	// QueueFlood is isolate.Config.QueueFlood: packets per second; 0 is the default.
 	QueueFlood uint64
 
-	// Ring is as in drop.Config: packets; 0 is the default.
+	// Ring is drop.Config.Ring: packets; 0 is the default.
 	Ring uint32
 }
 
-// Netcpu is the feature. See feature.Feature for how it may be called.
+// Netcpu is the feature. feature.Feature says which calls may be concurrent.
 type Netcpu struct {
 	feature.Base
 	*Accounts
@@ -77,23 +77,23 @@ type Netcpu struct {
 	dropper  *drop.Dropper   // nil if the kernel cannot drop early
 	uplinks  *uplink.Finder
 	find     *netdev.Finder
-	hostNS   uint64           // inode of the host's network namespace; 0: not known
-	counting *netdev.Counting // of that namespace, by counts; nil: not open
+	hostNS   uint64           // inode of the host's network namespace; 0: unknown
+	counting *netdev.Counting // in that namespace, for counts; nil: not open
 	isolator *isolate.Isolator
-	places   places // of Apply and Remove
+	places   places // only Apply and Remove use it
 
 	mu        sync.Mutex                     // also guards uplinks, isolator and dropper
 	tenants   *tenant.Register               // of all containers
-	groups    map[container.ID][2]knownGroup // their groups of cpu and cpuset
-	entrances string                         // of the last look; "": none
+	groups    map[container.ID][2]knownGroup // cpu and cpuset cgroups
+	entrances string                         // at the last look; "": no look yet
 	changed   func(container.ID)             // see Notify
 
 	closed     atomic.Bool
-	stop, done chan struct{} // of loop
+	stop, done chan struct{} // stop loop, loop has ended
 	following  feature.Loop
 }
 
-// New finds out what the host supports. It changes nothing.
+// New finds out what the host supports. It changes no setting of the host.
 func New(cfg Config) (*Netcpu, error) {
 	layout, err := cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup)
 	if err != nil {
@@ -159,11 +159,10 @@ func New(cfg Config) (*Netcpu, error) {
 	return n, nil
 }
 
-// Apply implements feature.Feature. It observes a container until package auto decides that it pays
-// (policy.Target.InForce); one in the mode isolate pays at once where no accounts are kept. A
-// container that cannot be accounted for in every part is still enforced. Errors: ErrNoAccounts for
-// auto and charge, feature.ErrPartly if isolate does not, or would not, cover all of the packets'
-// way.
+// Apply implements feature.Feature. It only observes a container until package auto decides that it
+// pays (policy.Target.InForce). Without accounts a container in the mode isolate pays at once. Apply
+// enforces the mode even if only a part of the account is kept. Errors: ErrNoAccounts for auto and
+// charge; feature.ErrPartly if isolate does not, or would not, cover the whole path of the packets.
 func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	to := n.aim(t)
 	if err := n.locate(t.Container); err != nil {
@@ -173,7 +172,7 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	if enforced == nil {
 		enforced = n.enforce(ctx, to)
 	}
-	if observed != nil && enforced != nil { // beside an error, a partial success is none
+	if observed != nil && enforced != nil { // two errors are no partial success
 		for _, err := range []*error{&observed, &enforced} {
 			if errors.Is(*err, feature.ErrPartly) {
 				*err = errors.New((*err).Error())
@@ -183,15 +182,15 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	return errors.Join(observed, enforced)
 }
 
-// aim is what Apply brings a container to.
+// aim is the state that Apply brings a container to.
 type aim struct {
 	policy.Target               // with the mode in force
-	asked         policy.NetCPU // by policy
-	refused       error         // why that cannot be in force; what was in force stays
+	asked         policy.NetCPU // the mode that policy asks for
+	refused       error         // why that mode cannot be in force; the present one then stays
 	claim         claim         // to an account
 }
 
-// aim decides what Apply is to do. It changes nothing, and does not look at the host.
+// aim decides what Apply does. It neither changes nor reads the host.
 func (n *Netcpu) aim(t policy.Target) aim {
 	asked := cmp.Or(t.Settings.NetCPU, policy.NetCPUObserve)
 	if t.Settings.NetCPU = asked; n.meter != nil {
@@ -212,8 +211,8 @@ func (n *Netcpu) aim(t policy.Target) aim {
 	return to
 }
 
-// enforce applies a mode beyond observing, in place of the one that was asked for. It does not settle
-// the container's tenant: Change goes on to list the members that have left it and are not released.
+// enforce applies the mode in force. It does not settle the container's tenant, so Change still lists
+// the members that have left the tenant and are not released.
 func (n *Netcpu) enforce(ctx context.Context, to aim) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -223,7 +222,7 @@ func (n *Netcpu) enforce(ctx context.Context, to aim) error {
 	case err == nil:
 	case to.asked == policy.NetCPUIsolate:
 		return fmt.Errorf("netcpu isolate: %w", err)
-	default: // charging and the end of isolation need no network
+	default: // charging and the end of isolation need no network namespace
 		left = n.tenants.Remove(c.ID)
 	}
 	if err := n.leave(ctx, left); err != nil {
@@ -251,7 +250,7 @@ func (n *Netcpu) enforce(ctx context.Context, to aim) error {
 	return nil
 }
 
-// Plan implements feature.Planner: it returns what isolate would change.
+// Plan implements feature.Planner. It returns the changes that isolate would make.
 func (n *Netcpu) Plan(ctx context.Context, c container.Container) (feature.Plan, error) {
 	if err := n.isolates(c); err != nil {
 		return feature.Plan{}, err
@@ -262,7 +261,7 @@ func (n *Netcpu) Plan(ctx context.Context, c container.Container) (feature.Plan,
 	return feature.Plan{Key: modeKey, Value: string(policy.NetCPUIsolate), Steps: steps}, err
 }
 
-// isolates explains why a container cannot be isolated.
+// isolates returns an error that says why a container cannot be isolated, or nil.
 func (n *Netcpu) isolates(c container.Container) error {
 	switch {
 	case n.Verdict.Level == probe.Unavailable:
@@ -277,7 +276,7 @@ func (n *Netcpu) isolates(c container.Container) error {
 
 // Remove implements feature.Feature.
 func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
-	// The account first: its packets in a namespace are the next member's then.
+	// Forget the account first: it gives the packets of the namespace to the next member.
 	err := n.forget(id)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -296,7 +295,7 @@ func (n *Netcpu) remove(ctx context.Context, id container.ID) error {
 	return n.leave(ctx, left)
 }
 
-// leave releases the containers that have left tenants, and settles these.
+// leave releases the containers that have left their tenants, and settles the tenants.
 func (n *Netcpu) leave(ctx context.Context, left []*tenant.Tenant) error {
 	var errs []error
 	for _, of := range left {
@@ -316,17 +315,17 @@ func (n *Netcpu) leave(ctx context.Context, left []*tenant.Tenant) error {
 	return errors.Join(errs...)
 }
 
-// unisolate ends isolation of a container in a tenant, or in none (nil).
+// unisolate ends the isolation of a container. of is its tenant, or nil.
 func (n *Netcpu) unisolate(ctx context.Context, of *tenant.Tenant, id container.ID) error {
 	ended, err := n.isolator.Release(ctx, of, id)
-	if ended { // a member may be charged
+	if ended { // another member may be charged now
 		err = errors.Join(err, isolate.IgnoreGone(n.bringBudget(ctx, of)))
 	}
 	return errors.Join(err, n.dropper.Rest())
 }
 
-// Prune implements feature.Feature. The changes at uplinks go with the last container; Apply for a
-// later one claims them again.
+// Prune implements feature.Feature. It undoes the changes at uplinks with the last container. Apply
+// claims the uplinks again for a later one.
 func (n *Netcpu) Prune(_ context.Context, alive func(container.ID) bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -344,15 +343,15 @@ func (n *Netcpu) Prune(_ context.Context, alive func(container.ID) bool) error {
 	return errors.Join(err, kernel.Tidy(n.cfg.Roots, out))
 }
 
-// Close implements feature.Feature. Isolation stays. Early drop ends, and with it the choice of the
-// shape: packets keep their present shape. Quotas and weights that charging has turned are
-// restored.
+// Close implements feature.Feature. It leaves containers isolated, ends early drop and restores the
+// quotas and weights that charge has written. Packets keep their present shape, because drop counts
+// the packets by which isolate chooses it.
 func (n *Netcpu) Close() error {
 	if !n.closed.Swap(true) {
 		close(n.stop)
 	}
 	<-n.done
-	n.used.only(nil, n.Since) // closes files
+	n.used.only(nil, n.Since) // close files
 	var errs []error
 	if n.charger != nil {
 		errs = append(errs, n.charger.Close())

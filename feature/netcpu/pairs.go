@@ -13,9 +13,9 @@ import (
 // maxPairs limits the series of the matrix on the metrics page.
 const maxPairs = 500
 
-// pairs chooses the entries of the matrix with a series of their own: the largest. An entry keeps
-// its series until one of its containers ends, and what was added to the sum of the others stays
-// there, so no counter ever goes back. Its zero value is ready.
+// pairs chooses the largest entries of the matrix, which get a series each. An entry keeps its series
+// until one of its containers ends. Time once added to the sum of the others stays there. So no
+// counter ever falls. The zero value is ready.
 type pairs struct {
 	shown map[account.Pair]bool
 	last  map[account.Pair]time.Duration // all entries of the previous reading
@@ -31,8 +31,8 @@ func ranked(thefts map[account.Pair]time.Duration) []account.Pair {
 	return entries
 }
 
-// split returns the entries with a series of their own, at most limit, and the sum of all others'
-// growth since the first reading.
+// split returns the entries that get a series, at most limit, and the growth of all others since the
+// first reading.
 func (p *pairs) split(thefts map[account.Pair]time.Duration, limit int, runs func(container.ID) bool) (show []account.Pair, other time.Duration) {
 	entries := ranked(thefts)
 	shown := make(map[account.Pair]bool, limit)

@@ -12,19 +12,19 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// claim is a container's need for an account: if there are more containers than accounts, the
-// larger claim gets one, and the first among equals.
+// claim ranks containers by their need for an account. If there are more containers than accounts,
+// the larger claim gets one; among equal claims, the first.
 type claim int
 
 const (
-	bare     claim = iota // a cgroup that no runtime knows, and no policy asks for
+	bare     claim = iota // a cgroup that no runtime knows and no policy asks for
 	observed              // a container that is only observed
-	asked                 // a container that a mode may act on, by its account
-	acted                 // one that a mode acts on
+	asked                 // a container that a mode may act on by its account
+	acted                 // a container that a mode acts on
 )
 
-// claimOf returns the claim of a container with a mode in force. Windows may miss what one takes that
-// may take less than they look for.
+// claimOf returns the claim of a container with a mode in force. A container with a steal limit below
+// account.Seen counts as acted on, because windows could miss what it takes.
 func claimOf(t policy.Target) claim {
 	c, s := t.Container, t.Settings
 	modal := s.NetCPU != policy.NetCPUObserve || !t.Until(modeKey).IsZero()
@@ -39,7 +39,7 @@ func claimOf(t policy.Target) claim {
 	return observed
 }
 
-// accountant keeps the accounts: an *account.Meter, or noMeter.
+// accountant keeps the accounts. *account.Meter and noMeter implement it.
 type accountant interface {
 	Watch(identity.Member) error
 	Forget(container.ID) error
@@ -53,17 +53,17 @@ type places struct {
 	of   map[container.ID]claim
 }
 
-// rank orders the modes by strictness. The strictest mode among the members of a tenant holds for
-// its packets, and among equals that of the first member.
+// rank orders the modes by strictness. The strictest mode among a tenant's members applies to its
+// packets; among equal modes, that of the first member.
 func rank(mode policy.NetCPU) int {
 	return slices.Index([]policy.NetCPU{policy.NetCPUObserve, policy.NetCPUAuto, policy.NetCPUCharge, policy.NetCPUIsolate}, mode)
 }
 
-// observe begins to charge a container for its packets, whatever its mode. Any mode but observe acts
-// on the accounts, which have to be complete then, as do decisions.
+// observe opens an account for a container in any mode. It also demands complete accounts if a mode
+// or a decision acts on them.
 func (n *Netcpu) observe(to aim) error {
 	if n.cfg.Identity == nil {
-		return nil // Read returns the reason
+		return nil // Meter.Read returns the reason
 	}
 	n.used.begin(to.Container, n.Since)
 	m, err := identity.Of(to.Container)
@@ -74,7 +74,7 @@ func (n *Netcpu) observe(to aim) error {
 	return nil
 }
 
-// forget ends observation of a container.
+// forget closes the account of a container.
 func (n *Netcpu) forget(id container.ID) error {
 	if n.cfg.Identity == nil {
 		return nil
@@ -83,9 +83,9 @@ func (n *Netcpu) forget(id container.ID) error {
 	return errors.Join(n.places.from.Forget(id), n.places.demand())
 }
 
-// watch gives a container an account, if necessary from a container with a smaller claim. Bare
-// cgroups, which a local user can create without limit, get at most a quarter of them. Errors:
-// feature.ErrPartly for a bare cgroup beyond that; those of Meter.Watch.
+// watch gives a container an account. If none is free, it takes one from a container with a smaller
+// claim. Bare cgroups get at most a quarter of the accounts, because a local user can create any
+// number of them. Errors: feature.ErrPartly for a bare cgroup beyond that; those of Meter.Watch.
 func (p *places) watch(m identity.Member, as claim) error {
 	from := p.from
 	if _, has := p.of[m.ID]; !has && as == bare && p.count(bare) >= from.Room()/4 {
@@ -107,7 +107,7 @@ func (p *places) watch(m identity.Member, as claim) error {
 	return err
 }
 
-// demand says what the accounts are needed for.
+// demand passes the purpose of the accounts to the accountant.
 func (p *places) demand() error { return p.from.Demand(p.need()) }
 
 func (p *places) need() account.Need {

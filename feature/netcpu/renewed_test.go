@@ -56,7 +56,7 @@ func TestQueueOfAnEndedThread(t *testing.T) {
 	h.remove(h.container)
 	h.Change(h.ns, "nic0", (*netlink.Handle).LinkSetUp)
 
-	// The namespace is another container's now, which is isolated like the first one.
+	// Another container gets the namespace, and is isolated like the first one.
 	next := h.Create(sandbox.Spec{Name: "next", Network: h.box})
 	c := h.describe(next)
 	h.apply(c, policy.NetCPUIsolate)
@@ -69,9 +69,9 @@ func restart(b *sandbox.Box, dev string) error {
 	return errors.Join(b.Change(dev, (*netlink.Handle).LinkSetDown), b.Change(dev, (*netlink.Handle).LinkSetUp))
 }
 
-// Whatever others change comes back without a call of Apply, and what they wrote is there in the end.
-// Recreated NAPIs of a device have new threads, in the root group: these are placed again. Threads that
-// somebody switches off come back, and so do programs that somebody detaches.
+// Settings that other processes change come back without a call of Apply, and the end restores the
+// values that they wrote. Recreated NAPIs have new threads in the root cgroup, which are placed again.
+// Threads that others switch off come back, and so do programs that others detach.
 func TestPutBack(t *testing.T) {
 	testkit.InFull(t)
 	testkit.Later(t)
@@ -224,9 +224,8 @@ func hotplug(t *testing.T) func(on bool) {
 	}
 }
 
-// TestHotplug takes a CPU offline and online again, with accounting and charging of packets in
-// progress. The accounts go on and add up, threads stay where they belong, and the end is as on any
-// other host.
+// TestHotplug takes a CPU offline and online again while packets are accounted for and charged. The
+// accounts continue and add up, threads stay in their place, and the end is as on any other host.
 func TestHotplug(t *testing.T) {
 	testkit.InFull(t)
 	rounds := testkit.Scale(t, 1, 3)

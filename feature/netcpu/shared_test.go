@@ -15,8 +15,8 @@ import (
 )
 
 // Two containers in one network namespace have different modes. The strictest mode applies to the
-// packets of both, and the container with that mode pays; whichever is added, changes or ends
-// first, everything is as its owners set it in the end.
+// packets of both, and the container with that mode pays. In the end all settings are the owners',
+// whichever container is added, changes or ends first.
 func TestModesInOneNamespace(t *testing.T) {
 	testkit.InFull(t)
 	t.Parallel()
@@ -79,8 +79,8 @@ func TestModesInOneNamespace(t *testing.T) {
 }
 
 // Two isolated containers in one network namespace are one tenant. When the payer ends, the other
-// takes over, also where the agent was killed meanwhile: the changes that the next agent has adopted
-// for the other container are not undone with those of the payer.
+// takes over, even if the agent was killed meanwhile: the end of the payer does not undo changes that
+// the next agent has adopted for the other container.
 func TestSharedNamespace(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
@@ -110,8 +110,8 @@ func TestSharedNamespace(t *testing.T) {
 	h.noThreads("after both have ended")
 }
 
-// A decision's changes lapse with it, unless another container wants them for good; and a renewal
-// does not write to the host.
+// Changes lapse with their decision, unless another container wants them for good. A renewal does not
+// write to the host.
 func TestIsolationLapses(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	shared := h.Create(sandbox.Spec{Name: "sharer", Network: h.box})

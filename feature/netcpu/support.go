@@ -8,11 +8,11 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
-// needsHooks is the Mend of Support if packets cannot be counted and dropped early.
+// needsHooks is the Mend of a kernel that can neither count nor drop packets early.
 const needsHooks = "a kernel with BTF, and tcx (6.6 or later) or clsact"
 
-// support returns what isolate can do here. Degraded means that it keeps its promise, with a reason
-// that a user should know.
+// support reports what isolate can do on this host. Degraded means that isolate works, with a
+// restriction that a user should know.
 func support(roots kernel.Roots, l cgroup.Layout, throttled bool, noDrop error) probe.Verdict {
 	switch {
 	case os.Geteuid() != 0:

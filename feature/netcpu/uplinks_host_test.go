@@ -49,9 +49,9 @@ func TestShapeFollowsTraffic(t *testing.T) {
 	h.remove(h.container)
 }
 
-// A queue that brings others' packets too brings more for a container than its quota pays for, or
-// its weight beside others that go short, while all CPUs are busy: most of them are dropped at the
-// uplink, which polls by a timer. That ends with the flood.
+// A queue with packets for several containers brings more packets for one container than its quota
+// pays for, or its weight beside others that go short, while all CPUs are busy. The uplink drops most of
+// them and polls by a timer. That ends with the flood.
 func TestFloodIsPaced(t *testing.T) {
 	testkit.Later(t)
 	h := newHost(t, sandbox.CPU{})
@@ -225,7 +225,7 @@ func (h *host) uplink(b *sandbox.Box, name string) {
 	must(h.t, h.Open(b).Offload(h.Index(b, name), netdev.GRO).Write(netdev.GRO.On()))
 }
 
-// follower is a host with an isolated container, whose agent is told of uplinks that come and go.
+// follower is a host with an isolated container. Its agent learns of uplinks that come and go.
 type follower struct {
 	*host
 	told chan container.ID
@@ -245,7 +245,7 @@ func (f follower) nic(name, addr string) {
 	must(f.t, f.Open(f.ns).Offload(f.Index(f.ns, name), netdev.GRO).Write(netdev.GRO.On()))
 }
 
-// again calls Apply for each change that is told of.
+// again calls Apply for each reported change.
 func (f follower) again() {
 	f.t.Helper()
 	for len(f.told) > 0 {
@@ -254,8 +254,7 @@ func (f follower) again() {
 	}
 }
 
-// follows waits until Apply, which is called for each change that is told of, has claimed just the
-// devices that are wanted.
+// follows waits until exactly the wanted devices are claimed. It calls Apply for each reported change.
 func (f follower) follows(what string, want ...string) {
 	f.t.Helper()
 	testkit.Await(f.t, what, func() bool {

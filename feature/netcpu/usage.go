@@ -11,15 +11,15 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// usage is the scheduler's counters of a container since its cgroup was created. A counter that
-// cannot be read, most often because the container is just ending, is zero.
+// usage holds the scheduler's counters of a container since its cgroup was created. A counter that
+// cannot be read is zero, most often because the container is ending.
 type usage struct {
 	tasks, throttled time.Duration
 	periods          uint64
 	waited           time.Duration // for a CPU, while none of its tasks ran
 	counted          bool          // the kernel counts these waits
-	quota            float64       // now, in CPUs; 0: none
-	lost, active     time.Duration // as of waits, since the first reading
+	quota            float64       // the present one, in CPUs; 0: none
+	lost, active     time.Duration // those of waits, since the first reading
 }
 
 func usageOf(files *cgroup.Files, dirs container.Cgroup) (u usage) {
@@ -42,23 +42,23 @@ func usageOf(files *cgroup.Files, dirs container.Cgroup) (u usage) {
 	return u
 }
 
-// usages holds the usage, at the start of the accounts, of containers that are older. Its zero
-// value is ready.
+// usages holds the usage at the start of the accounts for containers that are older than them. The
+// zero value is ready.
 type usages struct {
 	mu    sync.Mutex
 	of    map[container.ID]*known
 	files cgroup.Files // of running containers
-	left  int          // threads that may still be read in this round
+	left  int          // threads that this round may still read
 }
 
-// known is the usage of a container at the start, and its waits since the first reading.
+// known is a container's usage at the start of the accounts, and its waits since the first reading.
 type known struct {
 	before usage
 	waits  waits
 }
 
-// begin records the present usage of a container that is older than the accounts, which began at
-// start. A second call for a container changes nothing.
+// begin records the present usage of a container that is older than start, when the accounts began.
+// A second call for the same container changes nothing.
 func (u *usages) begin(c container.Container, start time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -88,12 +88,12 @@ func (u *usages) only(running []container.Container, start time.Time) {
 	u.left = maxRead
 }
 
-// since returns the scheduler's counters of a container since the accounts began. proc is where
-// threads are read, "" for nowhere.
+// since returns the scheduler's counters of a container since the accounts began. It reads the
+// container's threads below proc, unless that is "".
 func (u *usages) since(c container.Container, proc string) usage {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	of := cmp.Or(u.of[c.ID], new(known)) // another reader may have forgotten it
+	of := cmp.Or(u.of[c.ID], new(known)) // a concurrent reader may have forgotten the container
 	was, now, w := of.before, usageOf(&u.files, c.Cgroup), &of.waits
 	if now.counted {
 		w.next(time.Now(), now, runtime.NumCPU(), func() threads { return u.threads(proc, c.Cgroup.V2) }, cpusOf)
@@ -104,7 +104,7 @@ func (u *usages) since(c container.Container, proc string) usage {
 	return now
 }
 
-// threads reads the threads of a container, as long as the round has any left.
+// threads reads the threads of a container, within the bound of the round.
 func (u *usages) threads(proc, dir string) threads {
 	if proc == "" {
 		return nil
@@ -114,8 +114,8 @@ func (u *usages) threads(proc, dir string) threads {
 	return list
 }
 
-// grown returns the growth of a counter. A smaller value is another cgroup's, which the container
-// was moved to.
+// grown returns the growth of a counter. A smaller value means that the container was moved to
+// another cgroup, so all of it is growth.
 func grown[N time.Duration | uint64](now, before N) N {
 	if now < before {
 		return now

@@ -8,7 +8,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// What a container lost and was active within ten seconds, by "full" and by what its threads say.
+// How long a container waited and was active within ten seconds, by "full" and by its threads.
 func TestWaits(t *testing.T) {
 	const s = time.Second
 	at := func(ran, waited time.Duration) sched.Usage { return sched.Usage{Ran: ran, Waited: waited} }

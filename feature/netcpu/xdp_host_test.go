@@ -111,8 +111,8 @@ func TestXDPDropsAreCharged(t *testing.T) {
 	same(t, "after Close", h.features(), before)
 }
 
-// flood sends to the container until packets are dropped, and goes on. It returns a function that
-// counts the drops.
+// flood sends to the container, and returns once packets are dropped, while the flood continues. It
+// returns a function that counts the drops.
 func (h *host) flood(count func(drop.Counters) uint64, args ...string) (dropped func() uint64) {
 	h.t.Helper()
 	var began time.Time
@@ -227,7 +227,7 @@ func TestXDPKeepsOut(t *testing.T) {
 				foreign, err = link.AttachXDP(link.XDPOptions{Interface: h.Index(h.ns, "nic0"), Program: verdict(t), Flags: link.XDPDriverMode})
 				return err
 			})
-			// Not by Close alone: who lists links holds this one open for a moment.
+			// Close is not enough: a process that lists links keeps this one open for a moment.
 		}, func() error { return errors.Join(foreign.Detach(), foreign.Close()) }, netdev.ErrXDPTaken},
 		{"generic", func() error { return h.attach(verdict(t), unix.XDP_FLAGS_SKB_MODE) }, func() error { return h.attach(nil, unix.XDP_FLAGS_SKB_MODE) }, netdev.ErrXDPTaken},
 	} {
@@ -260,9 +260,9 @@ func (h *host) attach(p *ebpf.Program, flags int) error {
 	})
 }
 
-// An uplink with a changed address is known by that from the next Apply on. An uplink that goes,
-// one that replaces it, with the same number or another, and one that moves to another namespace,
-// are no errors: the present one drops, and its threads are where they belong.
+// The next Apply learns a changed address of an uplink. An uplink may go, move to another namespace, or
+// be replaced by one with the same index or another. None of that is an error: the present uplink
+// drops, and its threads are in their place.
 func TestXDPFollowsUplink(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})

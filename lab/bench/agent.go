@@ -32,9 +32,9 @@ import (
 // sandboxes as its only containers.
 const agentVerb = "rig-agent"
 
-// Reexec runs this program as a part of a rig if args, which are os.Args, say so. It then
-// returns the exit status and true, otherwise false. Call it first in main and TestMain. It
-// covers the packages sandbox, load and rig.
+// Reexec runs this program as a part of a rig if args, which are os.Args, ask for that. It then
+// returns the exit status and true. Otherwise it returns false. It includes Reexec of packages
+// sandbox, load and rig. Call it first in main and TestMain.
 func Reexec(args []string) (status int, ok bool) {
 	if len(args) > 1 && args[1] == agentVerb {
 		if err := runAgent(args[2:]); err != nil {
@@ -87,7 +87,7 @@ func runAgent(args []string) error {
 // explain adds the end of the agent's log to an error.
 func (g *guard) explain(err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {
-		return err // nothing is wrong with the agent
+		return err // the agent is not the cause
 	}
 	const most = 4096
 	said, _ := os.ReadFile(filepath.Join(g.dir, agentLog))
@@ -122,19 +122,19 @@ func (g *guard) stop() error {
 // guard protects a rig's containers. It runs an agent in the rig's network namespace, and switches
 // the protection by a policy file.
 type guard struct {
-	dir     string // of its socket, state, policy and log
+	dir     string // directory of its socket, state, policy and log
 	client  *api.Client
-	process *sandbox.Process // nil: it does not run
+	process *sandbox.Process // nil: not running
 	rig     *rig.Rig
-	uplink  uint64 // rate of the NIC in bit/s, which traffic divides; 0: traffic does not
+	uplink  uint64 // rate of the NIC in bit/s that feature traffic divides; 0: not divided
 	xdp     bool   // drop packets in the driver of the NIC
 	feature string // the feature under test
 	prefix  string // prefix of the names of the protected containers
 	count   int    // number of protected containers
 	rules   rules  // in force
-	// missing is why the protection has no effect on this host; "" if it works.
+	// missing says why the protection has no effect on this host; "" if it works.
 	missing string
-	// unmetered is why the agent keeps no accounts; "" if it does.
+	// unmetered says why the agent keeps no accounts; "" if it keeps them.
 	unmetered string
 }
 
@@ -146,9 +146,9 @@ const (
 	policyFile  = "rig.yaml"
 )
 
-// newGuard starts an agent for the rig and waits until it answers. No rules are in force at first.
-// feature is the one under test, protect the prefix, in the rig, of the names of the protected
-// containers. If uplink is not 0, feature traffic divides the NIC, at that rate.
+// newGuard starts an agent for the rig, without rules, and waits until it answers. feature is the
+// feature under test. protect is the prefix, in the rig, of the names of the protected containers. If
+// uplink is not 0, feature traffic divides the NIC at that rate in bit/s.
 func newGuard(ctx context.Context, r *rig.Rig, feature, protect string, uplink uint64) (*guard, error) {
 	dir, err := r.TempDir("agent")
 	if err != nil {
@@ -234,8 +234,8 @@ func (g *guard) checkDriver(ctx context.Context) error {
 	return fmt.Errorf("the NIC does not drop by XDP: %+v", n.Uplinks)
 }
 
-// rules are the settings of containers, as a policy file has them ("net.weight: 1", or several in
-// braces), by a pattern of their names in the rig.
+// rules maps a pattern of container names in the rig to settings in the form of a policy file:
+// "net.weight: 1", or several in braces.
 type rules map[string]string
 
 // of returns the settings of a container.
@@ -248,7 +248,7 @@ func (r rules) of(name string) string {
 	return ""
 }
 
-// stand reports whether a container has these settings, and no others that are no defaults.
+// stand reports whether these are the only settings of a container that are not defaults.
 func stand(set string, of []api.Setting) bool {
 	n := 0
 	for _, p := range of {
@@ -274,8 +274,8 @@ func (g *guard) text(r rules) (text string) {
 	return text
 }
 
-// apply replaces the policy file by one with the given rules; without any it removes the file. It
-// waits until the agent has applied them to all protected containers.
+// apply replaces the policy file by one with the given rules, or removes the file if there are none.
+// It waits until the agent has applied the rules to all protected containers.
 func (g *guard) apply(ctx context.Context, r rules) error {
 	if maps.Equal(r, g.rules) {
 		return nil
@@ -312,7 +312,7 @@ func (g *guard) apply(ctx context.Context, r rules) error {
 	return nil
 }
 
-// wait polls the agent until good accepts all protected containers, by how the feature stands for them.
+// wait polls the agent until good accepts the status of the feature for all protected containers.
 func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureStatus) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

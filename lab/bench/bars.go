@@ -95,12 +95,12 @@ func serviceBars() []report.Bar {
 	return bars
 }
 
-// atMost is a bar for a figure with the protection on that is good if it is small.
+// atMost returns a bar for a figure with the protection on for which less is better.
 func atMost(name, metric string, high, far float64, why string) report.Bar {
 	return noMore(name, metric, "on", high, far, why)
 }
 
-// within is a bar for a figure with the protection on that has to be in a range.
+// within returns a bar for a figure with the protection on that has to be in a range.
 func within(name, metric string, low, high, farLow, farHigh float64, why string) report.Bar {
 	return report.Bar{Case: name, Metric: metric, Of: "on", Low: low, High: high, FarLow: farLow, FarHigh: farHigh, Why: why}
 }
@@ -109,7 +109,7 @@ func noMore(name, metric, of string, high, far float64, why string) report.Bar {
 	return report.Bar{Case: name, Metric: metric, Of: of, High: high, FarHigh: far, Why: why}
 }
 
-// upTo is noMore for a figure that may be negative.
+// upTo is like noMore for a figure that may be negative.
 func upTo(name, metric, of string, high, far float64, why string) report.Bar {
 	b := noMore(name, metric, of, high, far, why)
 	b.Low, b.FarLow = math.Inf(-1), math.Inf(-1)
@@ -157,8 +157,8 @@ func accountBars() []report.Bar {
 
 const slowedWrong = "The agent says another loss than the victim has by its own count"
 
-// slowedBars demand that what the agent says is right within five points, unprotected and protected.
-// One hop from a sender on the same host is not among them: docs/slowed.md.
+// slowedBars demand that the agent's slowed is right within five points, with and without protection.
+// They leave out one hop from a sender on the same host: docs/slowed.md.
 func slowedBars(cases ...string) (bars []report.Bar) {
 	for _, c := range cases {
 		bars = append(bars, noMore(c, SlowedOff, "off", slowedBar, slowedFar, slowedWrong), noMore(c, SlowedOff, "on", slowedBar, slowedFar, slowedWrong))
@@ -166,8 +166,8 @@ func slowedBars(cases ...string) (bars []report.Bar) {
 	return bars
 }
 
-// slowedAtUplinkBars demand the same of containers that share an uplink by policy, and of bulk that
-// shares one without.
+// slowedAtUplinkBars demand the same for containers that share an uplink by policy, and for bulk that
+// shares an uplink without policy.
 func slowedAtUplinkBars() []report.Bar {
 	bars := slowedBars("bridge 6 to 1", "host 6 to 1")
 	for _, phase := range []string{"w1 w2 r3", "r3 ends", "r4 starts"} {
@@ -187,14 +187,14 @@ func trafficBars() []report.Bar {
 	return slices.Concat(bars, elsewhereBars(), changeBars(), trafficServiceBars(), slowedAtUplinkBars())
 }
 
-// around is a bar for a figure with an expected value. It may deviate from that by the
-// fraction off; beyond the fraction far noise is no explanation.
+// around returns a bar for a figure with an expected value. The figure may deviate by the
+// fraction off. Noise does not explain a deviation above the fraction far.
 func around(c, metric string, due, off, far float64, why string) report.Bar {
 	return within(c, metric, due*(1-off), due*(1+off), due*(1-far), due*(1+far), why)
 }
 
-// The fraction of a frame that is payload, for full frames of TCP and for datagrams of 1400
-// bytes, and the fraction of that inside a tunnel.
+// The fraction of payload in a frame, for full frames of TCP and for datagrams of 1400 bytes,
+// and the fraction of that in a tunnel.
 const (
 	ofTCP  = 1448. / 1514
 	ofUDP  = 1400. / 1442
@@ -373,7 +373,7 @@ func databaseBars(c, metric string, low, back float64) []report.Bar {
 		noMore(c, TimesP99, "ratio", 0.6, 1, "A transaction takes as long with a reservation as without"))
 }
 
-// oneKeyBars are the bars of a container beside neighbours without a label.
+// oneKeyBars are the bars for a container beside neighbours without a label.
 func oneKeyBars(c blockioCase) []report.Bar {
 	bars := besideBars(c.name)
 	if part := c.rig.part(); c.rig.service != "" || c.needs != "" {
@@ -383,7 +383,7 @@ func oneKeyBars(c blockioCase) []report.Bar {
 	if c.rig.bound != "" {
 		bars = append(bars, noLess(c.name, OfLabel, "on", 1, 0.5, "A bound of its real time leaves a container less than the one label does"))
 	}
-	if len(c.rig.tenants) > 0 { // and each of the two is in the other's way, also without neighbours
+	if len(c.rig.tenants) > 0 { // the two reservations disturb each other, even without neighbours
 		return append(bars, noLess(c.name, PartOfDue, "on", 0.92, 0.3, "A second reservation is not met beside the first"))
 	}
 	return append(bars,
@@ -391,8 +391,8 @@ func oneKeyBars(c blockioCase) []report.Bar {
 		atMost(c.name, ReleasedIn, 30, 45, "What was done stays long after it was needed"))
 }
 
-// keptBars are the bars of a load beside burners. metric is the part of its work that is left: at
-// least low, and 0.95 after the given seconds.
+// keptBars are the bars for a load beside burners. metric is the part of its work that remains: at
+// least low, and 0.95 after back seconds.
 func keptBars(c, metric string, low, far, back float64) []report.Bar {
 	return []report.Bar{
 		noMore(c, metric, "off", 0.9, 0.97, blockioTakes),

@@ -35,8 +35,8 @@ const (
 	Refused     = "over-commitment refused"
 	PartOfDue   = "part of the reservation"
 	AgentPart   = "agent CPU while armed"
-	// LostBeyond is what the neighbours lose beyond what the container with the reservation gains.
-	// ReleasedIn is the time until everything is restored after the neighbours have stopped.
+	// LostBeyond is the neighbours' loss minus the gain of the container with the reservation.
+	// ReleasedIn is the time until all settings are restored after the neighbours have stopped.
 	LostBeyond = "CPU time that neighbours lose beyond what it takes, part of all"
 	ReleasedIn = "all put back after"
 	// Transactions is the number of a database's transactions per second.
@@ -46,8 +46,8 @@ const (
 	OfLabel = "part of what the one label gives"
 )
 
-// armAlone is the load undisturbed. The others are compared with it. armLabel is the reservation
-// without the bound that a case has.
+// armAlone is the undisturbed load, with which other arms are compared. armLabel is the reservation
+// without the bound of a case.
 const (
 	armAlone arm = "alone"
 	armLabel arm = "one label"
@@ -57,11 +57,11 @@ const (
 type blockioCase struct {
 	name    string
 	quick   bool
-	needs   rig.Service // beside the rig's own; "" is none
+	needs   rig.Service // a further service beside the rig's; "": none
 	most    int         // most rounds, for a case with long ones; 0: no limit
 	rig     blockioConfig
 	measure func(*blockioRig, context.Context, blockioCase, arm) ([]figure, error)
-	// whole measures all arms of a case at once, in place of measure, and adds the figures.
+	// whole replaces measure: it measures all arms of a case at once and adds the figures.
 	whole func(*blockioRig, context.Context, blockioCase) error
 }
 
@@ -76,8 +76,8 @@ func (c blockioCase) arms() []arm {
 	return append([]arm{armAlone}, offOn()...)
 }
 
-// blockioBurners is the number of neighbours that compute all the time, each in a container
-// of its own (MIST, figure 5).
+// blockioBurners is the number of neighbours that compute all the time, each in a separate
+// container (MIST, figure 5).
 const blockioBurners = 12
 
 func blockioCatalogue() []blockioCase {
@@ -108,8 +108,8 @@ func blockioCatalogue() []blockioCase {
 }
 
 // blockioPlans measure a load on a disk beside containers that compute, or use the network or the
-// same disk, without protection and with a reservation: the experiments of the MIST paper, scaled to
-// this machine. Each case has a rig of its own.
+// same disk, without protection and with a reservation. They are the experiments of the MIST paper,
+// scaled to this machine. Each case has a separate rig.
 func blockioPlans(e *experiment, _ Options) (plans []plan) {
 	for _, c := range blockioCatalogue() {
 		r := &blockioRig{bed: bed{experiment: e}, config: c.rig}
@@ -140,11 +140,11 @@ type blockioConfig struct {
 	own     int         // processes that compute in the container with the reservation
 	tenants [][]string  // loads of further containers with reservations
 	yield   bool        // neighbours yield to reservations
-	oneKey  bool        // they do not: the only policy is the reservation
-	bound   string      // and io.realtime, which bounds the real time of its help
+	oneKey  bool        // neighbours have no label: the only policy is the reservation
+	bound   string      // io.realtime, which bounds the real time of help; "": none
 }
 
-// part is the metric of the work that is left.
+// part is the metric of the remaining work.
 func (c blockioConfig) part() string {
 	if c.service != "" {
 		return PartOfTransactions
@@ -156,9 +156,9 @@ func (c blockioConfig) part() string {
 type blockioRig struct {
 	bed
 	config   blockioConfig
-	dir      string   // of the scratch file and a database
-	device   string   // the disk
-	scratch  *os.File // that the load reads and writes
+	dir      string   // directory of the scratch file and a database
+	device   string   // disk
+	scratch  *os.File // file that the load reads and writes
 	db       *sandbox.Box
 	board    *load.Board // of the load
 	database *pgbench    // in place of board
@@ -297,9 +297,9 @@ func (r *blockioRig) startLoad(ctx context.Context, args []string) error {
 	return err
 }
 
-// scratchSize is the size of the scratch file, in MiB. It lies on a real disk: a loop device would
-// distort the result, because kernel threads do its work, they wait for the burners as well, and no
-// container is charged for that wait.
+// scratchSize is the size of the scratch file, in MiB. The file is on a real disk. A loop device would
+// distort the result: kernel threads do its work, these also wait for the burners, and that wait is
+// charged to no container.
 const scratchSize = 256
 
 func (r *blockioRig) close() error {
@@ -313,7 +313,7 @@ func (r *blockioRig) close() error {
 	return err
 }
 
-// work is what the load did in a window, and the CPU times in it, per second.
+// work holds the work of the load in a window, and the CPU times, per second.
 type work struct {
 	rate float64 // operations, or transactions, per second
 	p99  time.Duration

@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// tenant is one of the three containers of MIST's figure 8, or a second one with a reservation.
+// tenant is one of the three containers of MIST's figure 8, or a second container with a reservation.
 type tenant struct {
 	name  string
 	board *load.Board
@@ -35,7 +35,7 @@ func threeLoads() [][]string {
 }
 
 // The steps of figure 8: the reservation of each tenant, as a fraction of its throughput beside the
-// others without reservations; 0 is none. settled is the maximum time for a change to take effect.
+// others without reservations; 0: none. settled is the longest time until a change takes effect.
 func blockioSteps() [][3]float64 {
 	return [][3]float64{{1.3, 0, 0}, {0.4, 1.3, 0}, {0, 0.5, 1.3}, {0.6, 0.6, 0.6}}
 }
@@ -45,8 +45,8 @@ const (
 	blockioSamples = 3 // one-second samples in a step, after settled
 )
 
-// three is one round of figure 8. Off is the part of the same reservations that would have been met
-// without protection.
+// three is one round of figure 8. Off is the part of the same reservations that is met without
+// protection.
 func (r *blockioRig) three(ctx context.Context, c blockioCase) error {
 	before := r.readings()
 	b, err := r.guard.client.BlockIO(ctx, "", 3*time.Second)

@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
-// setup is a rig and the cases that are measured in it.
+// setup is a rig with its cases.
 type setup struct {
 	name string
 	cfg  rig.Config
@@ -20,14 +20,14 @@ type setup struct {
 	alone   bool // the victim is idle, so there is no penalty
 	// accounts compares an agent that only keeps accounts (on) with no agent (off).
 	accounts bool
-	// mode overrides Options.Mode; "" does not.
+	// mode overrides Options.Mode, unless it is "".
 	mode string
 	// timed adds a stopwatch that measures softirqs independently of the accounts.
 	timed bool
 	// service is a real server that runs as the victim, with clients in the container
 	// serviceClient; "" is none. There is no penalty then, and no base.
 	service rig.Service
-	// settled is how long the load runs before a window; 0: as the mode needs.
+	// settled is the time of load before a window; 0: as the mode needs.
 	settled time.Duration
 	// protect is the prefix of the names of the protected containers; "" protects all.
 	protect string
@@ -43,7 +43,7 @@ type demand struct {
 	shape   uint64 // bit/s of an HTB at the NIC; 0: none
 	long    int    // windows are this many times longer; 0 is 1
 	quick   bool   // also with Options.Quick
-	// busy, if not 0, replaces rate: the rate is chosen so that an unprotected receiver
+	// busy, if not 0, replaces rate. The rate is then such that an unprotected receiver
 	// with the whole CPU uses this fraction of it.
 	busy float64
 	// xdp makes the protection drop in the driver of the NIC, not by tc.
@@ -52,8 +52,8 @@ type demand struct {
 	lift bool
 	// idle keeps the neighbours idle, although the setup makes them compute.
 	idle bool
-	// control makes off the control of a flood: protected as well, but the neighbours compute, and
-	// all packets from outside are dropped before the host.
+	// control makes off the control of a flood. Off is then protected, too, but the neighbours compute,
+	// and all packets from outside are dropped before the host.
 	control bool
 }
 
@@ -222,9 +222,9 @@ func costs() []setup {
 	}
 }
 
-// charged are some of the cases above in the mode charge, whatever the options say, one with
-// containers that have no quotas, so that their weights change instead, and how soon charge and auto
-// act.
+// charged are some of the cases above in the mode charge, whatever the options say. In one case
+// containers have no quotas, so that their weights change instead. Others show how soon charge and
+// auto act.
 func charged() []setup {
 	all := []setup{{
 		name: "charge udp-send 10",
@@ -240,7 +240,7 @@ func charged() []setup {
 		demands: []demand{{name: "100k", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 100_000}},
 	}}
 	for _, mode := range []string{"charge", "auto"} {
-		// Seconds 4 to 12, as one who starts the senders sees it.
+		// Seconds 4 to 12 after the start of the senders.
 		all = append(all, setup{
 			name: mode + " udp-send 4",
 			cfg:  rig.Config{Path: rig.NIC, Containers: rig.Equal(4)}, compute: true, mode: mode, settled: 4 * time.Second,
@@ -264,8 +264,9 @@ func idle() setup {
 	}
 }
 
-// calm is what isolation costs a container that nobody floods: another on its bridge, Docker's for
-// example, sends it bulk, or one request after the other. Off is a container that is only observed.
+// calm is the cost of isolation for a container that is not flooded. Another container on its bridge,
+// such as Docker's, sends it bulk, or one request after the other. Off is a container that is only
+// observed.
 func calm() setup {
 	rr := func(kind rig.Kind) rig.Traffic { return rig.Traffic{Kind: kind, Within: true, Conns: 1} }
 	return setup{
@@ -311,10 +312,10 @@ func accuracy() []setup {
 	return all
 }
 
-// observed measures the cost of the accounts: on is an agent that only keeps them, off is
+// observed measures the cost of the accounts. On is an agent that only keeps accounts, off is
 // no agent. The victim and the receiver share the CPU without quotas. At the two rates most
-// packets have a softirq of their own; in a flood a poll handles several. They take the victim's time,
-// so the programs stay attached.
+// softirqs handle one packet; in a flood a poll handles several. Packets take the victim's time, so
+// the programs stay attached.
 func observed() []setup {
 	flood := demand{name: "flood", traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}
 	at := func(rate uint64) demand {
@@ -331,8 +332,8 @@ func observed() []setup {
 	return all
 }
 
-// watched is what accounts cost a container whose packets take nobody's time: they are kept by
-// windows there. Another container on its bridge, Docker's for example, sends it packets.
+// watched is the cost of the accounts for a container that takes no time from others, so that accounts
+// are kept by windows. Another container on its bridge, such as Docker's, sends it packets.
 func watched() setup {
 	su := calm()
 	su.name = "watched"
@@ -341,7 +342,7 @@ func watched() setup {
 	return su
 }
 
-// watchedService is the same for a real server, which a container on its bridge asks.
+// watchedService is like watched for a real server with a client in a container on its bridge.
 func watchedService() setup {
 	return setup{
 		name: "watched nginx",
@@ -353,21 +354,20 @@ func watchedService() setup {
 	}
 }
 
-// serviceConns is how many requests are under way at once, and serviceSettled the time until the
-// threads of a server have chosen how they take their turns.
+// serviceConns is the number of requests in flight. serviceSettled is the time until the nice value of
+// a server's NAPI threads has settled.
 const (
 	serviceConns   = 16
 	serviceSettled = 4 * time.Second
 )
 
-// services are real servers on CPU 0, with a client in a container on CPU 1, on a bridge as
-// Docker's: nothing is steered, so packets are received on the CPU that sent them. A neighbour on
-// CPU 0 is idle, computes, or is flooded from CPU 1. Only the server and the neighbour are
-// protected.
+// services are real servers on CPU 0, with a client in a container on CPU 1, on a bridge like
+// Docker's. RPS is off, so the CPU that sends packets also receives them. A neighbour on CPU 0 is
+// idle, computes, or is flooded from CPU 1. Only the server and the neighbour are protected.
 //
-// The flood takes the client's CPU, whatever the host does about it. Therefore its control (off)
-// has the same flood dropped before the host, beside a neighbour that computes, with the same
-// protection.
+// The flood takes time from the client's CPU, whatever the host does. Therefore the control (off) has
+// the same flood and the same protection, but the flood is dropped before the host, and the neighbour
+// computes.
 func services() []setup {
 	flooded := func(name string, rate uint64) demand {
 		return demand{name: "beside " + name, traffic: rig.Traffic{Kind: rig.UDP, Neighbours: 1, Fair: true}, rate: rate, control: true}
@@ -394,5 +394,5 @@ func services() []setup {
 	return all
 }
 
-// serviceClient is the client's place among the containers of services.
+// serviceClient is the index of the client among the containers of services.
 const serviceClient = 2

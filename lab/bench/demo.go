@@ -18,8 +18,8 @@ type Screen struct {
 	Colour bool // ANSI colours
 }
 
-// The length of the demo. Including the time for switching it ends within half a minute; most of the
-// time of `make demo` from a fresh clone is the build's.
+// The length of the demo. With the time for switches it ends within half a minute. The build takes most
+// of the time of `make demo` in a fresh clone.
 const (
 	demoRounds = 3
 	demoIdle   = time.Second
@@ -35,8 +35,8 @@ and yet the victim pays for the receiver's packets, until fairlead protects it.
 
 `
 
-// Demo shows a short form of the netcpu experiment: one rig and a flood, without and with
-// protection in turns. It takes half a minute, and has the requirements of [NetCPU].
+// Demo runs a short form of the netcpu experiment: one rig and a flood, without and with protection
+// in turns. It takes half a minute, and has the requirements of [NetCPU].
 func Demo(ctx context.Context, out Screen, version string) error {
 	return demo(ctx, out, version, demoRounds, demoWarm, demoIdle, demoTake)
 }

@@ -100,8 +100,8 @@ func resident(pid int) float64 {
 	return float64(m.ResidentBytes())
 }
 
-// sleep returns early when ctx ends. rounds discards what is measured then, so only a caller that loops
-// looks at ctx.
+// sleep sleeps for d, or until ctx ends. rounds then discards the measurement, so only a caller that
+// loops checks ctx.
 func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

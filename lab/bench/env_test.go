@@ -84,7 +84,7 @@ func TestCPUTimes(t *testing.T) {
 }
 
 func TestCPUTime(t *testing.T) {
-	// The test has used some CPU time, and goes on.
+	// The test has used some CPU time, and continues to run.
 	first := cpuTime(os.Getpid())
 	for range 1000 {
 		if cpuTime(os.Getpid()) > first {

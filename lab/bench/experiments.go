@@ -19,15 +19,15 @@ import (
 // Experiment is an experiment of `fairlead-lab bench`.
 type Experiment struct {
 	Name, Short    string
-	Rounds, Window string // the defaults, in words
+	Rounds, Window string // defaults, in words
 
-	Cases func(Options) ([]string, error) // the names of the selected cases; error: ErrNoCase
+	Cases func(Options) ([]string, error) // names of the selected cases; error: ErrNoCase
 	// Run measures the selected cases. It needs root and two CPUs. When its context ends, Run removes
 	// the rigs before it returns.
 	Run  func(context.Context, Options) (*report.Report, error)
 	Bars func() []report.Bar
 
-	Modes []string // the values of Options.Mode; its bars are for the first
+	Modes []string // values of Options.Mode; the bars are for the first
 }
 
 // Experiments lists the experiments. A new feature adds its own.
@@ -49,7 +49,7 @@ func Experiments() []Experiment {
 	}
 }
 
-// experimentOf makes an experiment of the plans for all its cases.
+// experimentOf makes an experiment from plans.
 func experimentOf(name, short string, u, quick usual, plans func(*experiment, Options) []plan, bars func() []report.Bar) Experiment {
 	return Experiment{
 		Name: name, Short: short, Bars: bars,
@@ -83,7 +83,7 @@ type Options struct {
 	Quick   bool          // end within two minutes: fewer cases, less exact
 	Mode    string        // netcpu: the mode while the protection is on; "" is isolate
 	Only    string        // a regular expression that selects cases; "" selects all
-	Far     bool          // Check: repeat only what may miss its bar by far
+	Far     bool          // Check: repeat only cases that may miss a bar by far
 	Version string        // version of fairlead, for the report
 	// Progress, if not nil, is called before each measurement with the number of
 	// measurements done, their total, and the name of the next one.
@@ -93,7 +93,7 @@ type Options struct {
 // ErrNoCase means that Options select no case.
 var ErrNoCase = errors.New("no case has such a name")
 
-// choose returns the plans with the cases that the options select, and the names of these. Error:
+// choose returns the plans with the cases that the options select, and the names of the cases. Error:
 // ErrNoCase.
 func choose(plans []plan, o Options) (list []plan, names []string, err error) {
 	only, err := regexp.Compile(o.Only)
@@ -113,8 +113,8 @@ func choose(plans []plan, o Options) (list []plan, names []string, err error) {
 	return list, names, nil
 }
 
-// installed returns the plans with the cases for which this machine has what they need, and a note for
-// each thing that it does not have. noEngine is what a Docker Engine lacks; nil: nothing.
+// installed returns the plans with the cases that can run on this machine, and a note for each missing
+// program. noEngine says what a Docker Engine lacks; nil: nothing.
 func installed(plans []plan, have func(program string) bool, noEngine error) (list []plan, notes []string) {
 	note := func(format string, args ...any) {
 		if n := fmt.Sprintf(format, args...); !slices.Contains(notes, n) {
@@ -156,8 +156,8 @@ func filter(plans []plan, keep func(plan, armed) bool) (list []plan) {
 // usual holds the defaults of an experiment.
 type usual struct {
 	rounds       int
-	settle, take time.Duration // how long the load runs before a window, and in it
-	takes        int           // tries for a window that others disturb; 0 is one
+	settle, take time.Duration // time of load before a window, and length of the window
+	takes        int           // tries for a window that others disturb; 0: one
 }
 
 // experiment makes an experiment with the defaults u, or with quick for --quick.
@@ -185,9 +185,9 @@ func NetCPUBars() []report.Bar {
 		"tcp-recv 7 of 8 100 flows", "cap 3x30 udp-recv"))
 }
 
-// Check runs an experiment over the cases that bars name, and judges each bar. It
-// measures a case again, up to report.Repetitions times in all, while one of the
-// case's bars is undecided: with o.Far whether it is missed by far. The report has the rounds of all repetitions.
+// Check runs an experiment over the cases that bars name, and judges each bar. It measures
+// a case up to report.Repetitions times in all, while one of its bars is undecided; with
+// o.Far, while a bar may be missed by far. The report has the rounds of all repetitions.
 func Check(ctx context.Context, o Options, bars []report.Bar, run func(context.Context, Options) (*report.Report, error)) (*report.Report, error) {
 	if o.Rounds == 0 && o.Quick {
 		o.Rounds = 2 // fewer have no spread
@@ -238,7 +238,7 @@ func barCases(bars []report.Bar) (cases []string) {
 // would measure each other.
 var ErrBusy = errors.New("another experiment is under way on this machine")
 
-// only locks out other experiments until release is called or the process ends. The lock is an
+// only locks out other experiments until the caller calls release or the process ends. The lock is an
 // abstract socket, which leaves nothing behind.
 func only() (release func(), err error) {
 	l, err := net.Listen("unix", "@fairlead-bench")

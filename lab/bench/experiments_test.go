@@ -17,8 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// TestBars checks that every bar is about an existing case, and can be reached, missed and missed
-// by far.
+// TestBars checks that every bar names an existing case, and can be reached, missed and missed by far.
 func TestBars(t *testing.T) {
 	for i, x := range Experiments() {
 		if len(x.Bars()) == 0 {
@@ -135,7 +134,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("measured %v cases: %+v, %v", measured, r, err)
 	}
 
-	// Check does not wait for what is no longer measured.
+	// Check does not wait for a case that is no longer measured.
 	n := 0
 	if _, err := Check(t.Context(), Options{}, bars[:1], func(context.Context, Options) (*report.Report, error) {
 		r := &report.Report{}

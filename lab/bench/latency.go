@@ -20,19 +20,19 @@ const (
 	RawBias       = "raw bias p50"        // of round trips against stamps at the uplink, in seconds
 	Bias          = "corrected bias p50"  // the same without the host's part, as an absolute value
 	WorstBias     = "corrected bias p100" // the worst
-	Covered       = "coverage"            // fraction of the packets that were measured from end to end
+	Covered       = "coverage"            // fraction of packets that are measured from end to end
 	Perturbation  = "added to a round trip"
 	ofRoundTrip   = "round trip p50"
 	Rate          = "packets"
 	AgainstFtrace = "added to a round trip, beyond ftrace"
-	PassedOver    = "passed over" // fraction of the packets that were not measured by choice
+	PassedOver    = "passed over" // fraction of packets that are skipped on purpose
 )
 
 // The arms of the latency experiment, beside armOff and armOn.
 const (
 	withRecords arm = "records" // on, and each packet recorded
-	withTruth   arm = "checked" // the same, with stamps at the uplink in addition
-	withFtrace  arm = "ftrace"  // off, with the kernel's tracer recording the same events
+	withTruth   arm = "checked" // records, with stamps at the uplink in addition
+	withFtrace  arm = "ftrace"  // off, but the kernel's tracer records the same events
 )
 
 const (
@@ -45,14 +45,14 @@ const (
 // latencyCase is one case of the latency experiment.
 type latencyCase struct {
 	name      string
-	neighbour []string // what the neighbour sends beside it; nil: nothing
+	neighbour []string // arguments of the neighbour's generator; nil: none
 	flood     bool     // the case measures throughput
 	crowd     bool     // its rig has many neighbours that flood-ping; see latencycrowd.go
 	covers    string   // of a crowd: the traffic for a measurement of coverage; "": round trips
 }
 
-// arms are the arms of the case, which are measured in turns. The independent stamps at the
-// uplink have an arm of their own, because they add to the cost of a packet.
+// arms returns the arms of the case, which are measured in turns. The independent stamps at
+// the uplink are a separate arm, because they add to the cost of a packet.
 func (c latencyCase) arms() []arm {
 	switch {
 	case c.covers != "":
@@ -110,7 +110,7 @@ func latencyPlans(e *experiment, _ Options) (plans []plan) {
 	return plans
 }
 
-// compare adds what the measurement adds to a round trip beyond the kernel's own tracer.
+// compare adds the time that the measurement adds to a round trip beyond the kernel's own tracer.
 func (s *latencySession) compare(c latencyCase) {
 	if by, measured := s.trips[withFtrace]; measured {
 		for _, a := range []arm{armOn, withRecords} {
@@ -198,7 +198,7 @@ func (s *latencySession) policy(ctx context.Context, on bool) error {
 	return s.guard.apply(ctx, rules{s.measured: "latency: on"})
 }
 
-// measure measures one arm of a case. The cases of a crowd add figures of cases of their own.
+// measure measures one arm of a case. A crowd adds figures under further case names.
 func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]figure, error) {
 	switch {
 	case c.covers != "":
@@ -263,7 +263,7 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]f
 	return figures, nil
 }
 
-// coverageOf adds up the coverage of all containers: of one protocol, or of all packets if it is "".
+// coverageOf adds up the coverage of all containers, for one protocol; "": all packets.
 func coverageOf(seen api.Latency, protocol string) (sum api.LatencyCoverage) {
 	for _, d := range seen.Containers {
 		for _, p := range append(d.Protocols, api.LatencyProtocol{LatencyTimes: d.LatencyTimes}) {
@@ -278,8 +278,8 @@ func coverageOf(seen api.Latency, protocol string) (sum api.LatencyCoverage) {
 	return sum
 }
 
-// bias makes round trips, and returns the difference between each and the same trip at the
-// NIC, raw, and the absolute difference when corrected.
+// bias makes round trips. It returns the raw difference between each trip and the same trip
+// at the NIC, and the absolute corrected difference.
 func (s *latencySession) bias(ctx context.Context) (raw, corrected []float64, err error) {
 	name, filter := s.rig.Prefix()+"one", api.LatencyFilter{Port: latencyPort}
 	asked, err := s.guard.client.LatencyRecords(ctx, name, filter, 0)
@@ -322,7 +322,7 @@ func wireBias(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) (raw, co
 	for _, t := range trips {
 		var off time.Duration
 		if next, off = nearest(wire, next, t.Time.Sub(zero)); off > near {
-			continue // the NIC has none of this one
+			continue // the NIC has not seen this trip
 		}
 		took := (wire[next].Answered - wire[next].Asked).Seconds()
 		raw, corrected = append(raw, t.Raw-took), append(corrected, t.Corrected-took)
@@ -346,10 +346,10 @@ func nearest(wire []rig.Trip, from int, began time.Duration) (int, time.Duration
 	return from, off(from)
 }
 
-// aligned corrects zero. Two processes read their clocks separately, and requests may be closer to
-// one another than the error of these readings. With the right zero, trips begin at the same times
-// as the trips at the NIC. aligned tries several trips, because any one may have been delayed
-// between its two stamps.
+// aligned corrects zero. Two processes read their clocks separately, and requests may be closer
+// together than the error of these readings. With the right zero, trips begin at the same times as
+// the trips at the NIC. aligned tries several trips, because any trip may have been delayed between
+// its two stamps.
 func aligned(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) time.Time {
 	const anchors, apart, far = 8, 5 * time.Millisecond, 20 * time.Microsecond
 	best, least := zero, time.Duration(math.MaxInt64)

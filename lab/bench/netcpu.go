@@ -1,9 +1,9 @@
-// Package bench holds the experiments of `fairlead-lab bench` and `fairlead-lab demo`:
-// it places load in a rig, toggles the protection by policy as a user would,
-// and measures in turns, off and on.
+// Package bench has the experiments of `fairlead-lab bench` and `fairlead-lab demo`. It
+// places load in a rig, switches the protection by policy as a user would, and measures
+// off and on in turns.
 //
-// It builds no rigs (package rig), generates no load (package load) and draws
-// nothing (package report). Only cmd/fairlead-lab and tests call it.
+// Package rig builds rigs, package load generates load, and package report formats
+// results. Only cmd/fairlead-lab and tests call bench.
 package bench
 
 import (
@@ -23,7 +23,7 @@ import (
 
 // The metrics of the netcpu experiment.
 const (
-	// Penalty is how many times longer the victim's work takes than beside neighbours
+	// Penalty is the time of the victim's work, divided by its time beside neighbours
 	// without packets (Iron, section 2).
 	Penalty  = "penalty"
 	Work     = "victim work"
@@ -33,7 +33,7 @@ const (
 	P50      = "latency p50"
 	P99      = "latency p99"
 	Longest  = "latency longest"
-	// Retransmitted is how many TCP segments the server and its client retransmitted.
+	// Retransmitted is the number of TCP segments that server and client retransmitted.
 	Retransmitted = "retransmitted"
 	// VictimCPU is the CPU time that the scheduler charged to the victim, per second. If
 	// the victim did less work than that time allows, softirqs took the rest. If the
@@ -62,14 +62,14 @@ const (
 	AgentMemory = "agent memory"
 )
 
-// settle is the time until a mode has its full effect: a container is free until it has taken from
-// others for a second, and charge needs some rounds of the ledger. It is 0 of no mode.
+// settle returns the time until a mode has its full effect: a container pays only after it has taken
+// from others for a second, and charge needs some rounds of the ledger. No mode has 0.
 func settle(mode string) time.Duration {
 	return map[string]time.Duration{"isolate": 2 * time.Second, "charge": 3 * time.Second, "auto": 8 * time.Second}[mode]
 }
 
-// netcpuPlans measure the cost of a neighbour's packets for a victim that computes, without
-// protection and with it.
+// netcpuPlans measure the cost of a neighbour's packets for a victim that computes, without and
+// with protection.
 func netcpuPlans(e *experiment, o Options) (plans []plan) {
 	e.mode = cmp.Or(o.Mode, "isolate")
 	e.settle = settle(e.mode)
@@ -154,12 +154,12 @@ func (e *experiment) addRound(su setup, all []demand, taken map[string]map[arm]s
 	}
 }
 
-// sample is what a window gave: its own figures, and what the figures of a round are made of.
+// sample is the result of a window: its own figures, and values for the figures of a round.
 type sample struct {
 	figures  []figure
 	work     float64 // units per second of the victim
-	counted  float64 // the same between the agent's two accounts; NaN: not known
-	said     float64 // how much slower the victim ran, as the agent says it; NaN: it has no account
+	counted  float64 // the same between the agent's two accounts; NaN: unknown
+	said     float64 // the agent's slowed of the victim; NaN: the agent keeps no account
 	received float64 // packets per second
 	used     float64 // fraction of the time in which the shared CPU was not idle
 	agent    float64 // CPU time of the agent, per second
@@ -195,7 +195,7 @@ func (g *guard) accounts(ctx context.Context) (*api.NetCPU, error) {
 	return &n, nil
 }
 
-// accountFigures returns what the accounts of a window say of traffic.
+// accountFigures returns the figures of traffic from the accounts of a window.
 func accountFigures(n api.NetCPU, t rig.Traffic) (figures []figure) {
 	work := map[string]api.NetCPUWork{}
 	for _, a := range append([]api.NetCPUAccount{n.System}, n.Accounts...) {
@@ -239,8 +239,8 @@ func (s *session) exactness(n api.NetCPU, before, after reading) []figure {
 	return figures
 }
 
-// The metrics that compare what the agent says with the victim's own count of its work
-// (docs/slowed.md). Each is 1 minus the speed by the speed undisturbed.
+// The metrics that compare the agent's slowed with the victim's own count of its work
+// (docs/slowed.md). Slowed is 1 minus the speed divided by the undisturbed speed.
 const (
 	Slowed     = "slowed"          // by the victim's own count
 	SlowedSaid = "slowed, as said" // by the agent
@@ -249,8 +249,8 @@ const (
 	slowedFar  = 0.2
 )
 
-// slowedBetween returns how much slower a container ran between two readings, as the API says it.
-// NaN: there is no such container.
+// slowedBetween returns the API's slowed of a container between two readings. NaN: there is no such
+// container.
 func slowedBetween(before, after *api.NetCPU, name string) float64 {
 	b, a := api.Frame{Taken: before.Taken}, api.Frame{Taken: after.Taken}
 	b.NetCPU, a.NetCPU = before, after
@@ -260,7 +260,7 @@ func slowedBetween(before, after *api.NetCPU, name string) float64 {
 	return said(b, a, name).Slowed
 }
 
-// said returns how a container stands between two frames. Slowed is NaN if it is not among them.
+// said returns the overview of a container between two frames. Slowed is NaN without the container.
 func said(before, after api.Frame, name string) api.OverviewRow {
 	for _, row := range after.After(before).Rows {
 		if row.Name == name {
@@ -270,12 +270,12 @@ func said(before, after api.Frame, name string) api.OverviewRow {
 	return api.OverviewRow{Slowed: math.NaN()}
 }
 
-// undisturbed is a victim without the neighbours of a case: its work per second, and how much slower
-// it ran even then, as the agent says it, because of what runs in any case.
+// undisturbed is a victim without the neighbours of a case: its work per second, and the agent's
+// slowed, because other programs disturb it even then.
 type undisturbed struct{ work, said float64 }
 
-// slowedFigures are how much slower the victim runs than undisturbed, by its work per second, and by
-// what the agent says. There are none where one is not known.
+// slowedFigures compare how much slower than undisturbed the victim runs, by its work per second and by
+// the agent. There are none if a value is unknown.
 func (u undisturbed) slowedFigures(work, said float64) []figure {
 	counted, relative := 1-work/u.work, 1-(1-said)/(1-u.said)
 	if !(u.work > 0) || math.IsNaN(work) || math.IsNaN(relative) || u.said >= 1 {
@@ -284,9 +284,9 @@ func (u undisturbed) slowedFigures(work, said float64) []figure {
 	return []figure{{Slowed, "1", counted}, {SlowedSaid, "1", relative}, {SlowedOff, "1", math.Abs(relative - counted)}}
 }
 
-// worklog is what a victim has done by its own count, at moments close to one another. The agent's
-// answers are as of moments that the bench learns only with them, under a flood seconds later; the
-// log has the victim's work between any two of them. Close it.
+// worklog records a victim's own count of its work at short intervals. The bench learns the times of
+// the agent's readings only with the answers, which come seconds later under a flood. The log has the
+// victim's work between any two such times. The caller closes it.
 type worklog struct {
 	read func() uint64
 
@@ -298,7 +298,7 @@ type worklog struct {
 	running sync.WaitGroup
 }
 
-// The time between two entries, and how many are kept at most: one to two minutes.
+// The time between two entries, and the highest number of entries: one to two minutes.
 const (
 	worklogEvery = 10 * time.Millisecond
 	worklogKeep  = 12_000
@@ -317,7 +317,7 @@ func newWorklog(read func() uint64) *worklog {
 	return l
 }
 
-// now adds an entry. It reads with the lock, so that the entries are in their order.
+// now adds an entry. It reads the count under the lock, so that the entries are in order.
 func (l *worklog) now() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -338,14 +338,14 @@ func (l *worklog) Close() {
 	l.running.Wait()
 }
 
-// rate returns the work per second from one moment to another. NaN: the log does not reach back so
-// far, or they are the same.
+// rate returns the work per second between two times. NaN: the log does not reach back so far, or the
+// times are equal.
 func (l *worklog) rate(from, to time.Time) float64 {
 	l.now()
 	return (l.until(to) - l.until(from)) / to.Sub(from).Seconds()
 }
 
-// until returns the work done at a moment, as if it were steady between two entries.
+// until returns the work up to a time, interpolated between two entries.
 func (l *worklog) until(t time.Time) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

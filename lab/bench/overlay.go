@@ -17,19 +17,19 @@ import (
 const (
 	// OfHost is the rate of a round divided by that of host networking in the same round.
 	OfHost = "of host networking"
-	// RequestCPU is the CPU time of both hosts for one request, by proc_stat(5), and ByteCPU
-	// that for one byte.
+	// RequestCPU and ByteCPU are the CPU time of both hosts for a request and for a byte, by
+	// proc_stat(5).
 	RequestCPU = "CPU per request"
 	ByteCPU    = "CPU per byte"
-	// StalledFlows is how many flows got no answer for a second.
+	// StalledFlows is the number of flows that got no answer for a second.
 	StalledFlows = "stalled flows"
 )
 
 // armHost is the same load between the hosts' own addresses, beside armOff and armOn.
 const armHost arm = "host"
 
-// overlayPlans measure containers of two hosts that talk over an overlay network, without and with
-// the short path, against host networking over the same wire.
+// overlayPlans measure containers on two hosts that talk over an overlay network, without and with
+// the short path, and compare them with host networking over the same wire.
 func overlayPlans(e *experiment, _ Options) (plans []plan) {
 	for _, su := range overlayCatalogue() {
 		s := &overlaySession{experiment: e, setup: su}
@@ -79,15 +79,15 @@ func (su overlaySetup) caseName(c overlayCase) string { return string(su.path) +
 type overlayCase struct {
 	name   string
 	client []string // arguments of its generator, for load.Main
-	server []string // likewise; nil: service
-	// service is a real server in place of a generator; "" is none.
+	server []string // arguments of its generator; nil: service
+	// service is a real server in place of a generator; "": none.
 	service rig.Service
 	flows   int
 	// ports is the number of ports on which the server listens, one after the other; 0 is one.
 	ports int
-	bulk  bool // the measure is what the server receives, not the answers
-	short bool // each request is on a new connection
-	named bool // the destination is a service's address
+	bulk  bool // measure the bytes that the server receives, not the answers
+	short bool // each request has a new connection
+	named bool // the destination is the address of a service
 	quick bool
 }
 
@@ -99,7 +99,7 @@ func overlayCatalogue() []overlaySetup {
 		for _, flows := range []int{1, 8, 32} {
 			c := requestsOf(proto, flows)
 			if proto == "udp" {
-				c.ports = flows // each server process of netperf has a socket of its own
+				c.ports = flows // each server process of netperf has its own socket
 			}
 			cases = append(cases, c)
 		}
@@ -135,8 +135,8 @@ func overlayCatalogue() []overlaySetup {
 	return all
 }
 
-// requestsOf sends one byte and receives one, on each of so many flows at once, as TCP_RR and
-// UDP_RR of netperf do.
+// requestsOf sends one byte and receives one on each of several flows at once, like TCP_RR and
+// UDP_RR of netperf.
 func requestsOf(proto string, flows int) overlayCase {
 	common := []string{"--proto", proto, "--conns", fmt.Sprint(flows)}
 	return overlayCase{
@@ -154,7 +154,7 @@ type overlaySession struct {
 	// The servers of the current case, between the containers and between the hosts. Only one of
 	// them has clients at a time.
 	containers, hosts *overlayPair
-	// lacking is why the short path has no effect in this rig; "" if it has.
+	// lacking says why the short path has no effect in this rig; "" if it has one.
 	lacking string
 }
 
@@ -175,7 +175,7 @@ func (s *overlaySession) build(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	// Only after switching it on is it known whether there is something to measure.
+	// The first switch shows whether the short path works here.
 	if err := s.shorten(ctx, true); err != nil {
 		return err
 	}
@@ -251,8 +251,8 @@ func (s *overlaySession) shorten(ctx context.Context, on bool) error {
 	return nil
 }
 
-// measure returns the figures of one arm; the first is its rate. Without the short path there are
-// none of armOn.
+// measure returns the figures of one arm, its rate first. Without the short path armOn has no
+// figures.
 func (s *overlaySession) measure(ctx context.Context, c overlayCase, a arm) (_ []figure, err error) {
 	if s.lacking != "" && a == armOn {
 		return nil, nil
@@ -264,7 +264,7 @@ func (s *overlaySession) measure(ctx context.Context, c overlayCase, a arm) (_ [
 	if err := s.shorten(ctx, a == armOn); err != nil {
 		return nil, err
 	}
-	// Each arm has its own connections, as a load that begins then has.
+	// Each arm has new connections, like a load that begins then.
 	client, err := s.rig.Hosts[0].Start(ctx, p.box, append(slices.Clone(c.client), "--to", p.to)...)
 	if err != nil {
 		return nil, err

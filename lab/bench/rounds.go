@@ -13,14 +13,14 @@ import (
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
-// arm is what is in force during a measurement: nothing, the protection, or a peer that the report
-// lists by this name.
+// arm names the state of a measurement: without protection, with it, or with a peer of this name in
+// the report.
 type arm string
 
 const (
 	armOff arm = "off"
 	armOn  arm = "on"
-	// armAll is one measurement of all arms of a case, which adds its figures by itself.
+	// armAll is one measurement of all arms of a case, which adds its figures itself.
 	armAll arm = ""
 )
 
@@ -33,25 +33,25 @@ type figure struct {
 	value        float64
 }
 
-// plan is one rig of an experiment, and the series that are measured in it.
+// plan is one rig of an experiment, with its series.
 type plan struct {
-	name   string // of the rig, in errors
+	name   string // name of the rig in errors
 	engine bool   // the rig needs a Docker Engine
 	rigged
 	series []series
 }
 
-// rigged is a rig. close is called in any case, and removes what a failed build has left.
+// rigged is a rig. close is always called, and also removes the remains of a failed build.
 type rigged interface {
 	build(context.Context) error
 	close() error
 }
 
-// series is cases that are measured in rounds, each with each of its arms in each round. The order
-// of the arms alternates from case to case and from round to round: the protection is switched half
-// as often, and no arm is always the first.
+// series has cases that are measured in rounds. A round measures each case with each of its arms. The
+// order of the arms alternates from case to case and from round to round, so that the protection is
+// switched half as often, and no arm is always the first.
 type series struct {
-	rounds  int                         // 0: those of the experiment
+	rounds  int                         // 0: the rounds of the experiment
 	begin   func(context.Context) error // starts the load, paused; nil: nothing to start
 	cases   []armed
 	inOrder bool   // the arms do not alternate, because some depend on earlier ones
@@ -63,13 +63,13 @@ type series struct {
 type armed struct {
 	name    string
 	quick   bool        // also with --quick
-	base    bool        // the others are compared with it: it is measured with any of them, and not listed
+	base    bool        // other cases are compared with it: it is measured with any of them, and not listed
 	needs   rig.Service // a program; "": none
 	arms    []arm
 	measure func(context.Context, arm) ([]figure, error)
 }
 
-// measurements is how many measurements there are in a number of rounds.
+// measurements returns the number of measurements in a number of rounds.
 func (p plan) measurements(rounds int) (n int) {
 	for _, s := range p.series {
 		for _, c := range s.cases {
@@ -91,13 +91,12 @@ type experiment struct {
 	quiet   quiet
 	foreign float64 // most CPUs that other programs used beside an idle rig
 	missing string  // why the protection had no effect; "" if it had one
-	// unmetered is why the agent keeps no accounts; "" if it does.
+	// unmetered says why the agent keeps no accounts; "" if it keeps them.
 	unmetered string
 	notes     []string
 }
 
-// run measures the plans one after the other, while no other experiment is under way. Error:
-// ErrBusy.
+// run measures the plans one after the other. It returns ErrBusy while another experiment runs.
 func (e *experiment) run(ctx context.Context, plans []plan) (*report.Report, error) {
 	release, err := only()
 	if err != nil {
@@ -220,8 +219,8 @@ func (q *quiet) take(measure func() (sample, error)) (best sample, err error) {
 	return best, nil
 }
 
-// notes returns what a reader must know about the machine to judge the report. foreign is the most
-// CPUs that other programs used beside an idle rig.
+// notes returns facts about the machine that a reader needs to judge the report. foreign is the highest
+// number of CPUs that other programs used beside an idle rig.
 func (q quiet) notes(foreign float64) (n []string) {
 	if foreign > 0.15 {
 		n = append(n, fmt.Sprintf("other work took up to %.0f %% of a CPU while the rig was idle, so the figures are noisy", foreign*100))

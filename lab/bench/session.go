@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bed is a rig with an agent, in which an experiment measures.
+// bed is a rig with an agent in which an experiment measures.
 type bed struct {
 	*experiment
 	rig   *rig.Rig
@@ -68,16 +68,16 @@ func signalAll(load []*rig.Generator, s unix.Signal) error {
 type session struct {
 	bed
 	setup  setup
-	victim *rig.Generator // counts the work of the victim; nil if that is idle
-	pid    int            // the process of the victim, or of the service that it is; 0 if it is idle
-	log    *worklog       // of the victim's work; nil without victim
+	victim *rig.Generator // counts the work of the victim; nil if the victim is idle
+	pid    int            // process of the victim or of its service; 0 if it is idle
+	log    *worklog       // log of the victim's work; nil without victim
 
 	burners []*rig.Generator // in the neighbours, if they compute
 	traffic rig.Traffic      // the current traffic
 	running *rig.Running     // nil before the first traffic
 	shape   uint64           // current rate of the NIC, bit/s
 	lifted  bool
-	settle  time.Duration // how long the load runs before a window
+	settle  time.Duration // time of load before a window
 
 	stopwatch *rig.Stopwatch // nil unless the setup is timed
 }
@@ -90,7 +90,7 @@ func (s *session) build(ctx context.Context) (err error) {
 		if s.stopwatch, err = rig.NewStopwatch(); err != nil {
 			return err
 		}
-		// Before the agent, so that its programs run first; see rig.Stopwatch.
+		// Start it before the agent, so that its programs run first; see rig.Stopwatch.
 		if err := s.stopwatch.Start(); err != nil {
 			return err
 		}
@@ -153,7 +153,7 @@ func (s *session) close() error {
 	return err
 }
 
-// send replaces the traffic by t, paused. If t is none, the last traffic stays, paused.
+// send replaces the traffic by t, paused. Without t the last traffic stays, paused.
 func (s *session) send(ctx context.Context, t rig.Traffic) error {
 	if t == s.traffic || t.Kind == "" {
 		return nil
@@ -188,10 +188,10 @@ func (s *session) compute(d demand, on bool) error {
 	return errors.Join(signalAll(s.burners[:busy], unix.SIGSTOP), signalAll(s.burners[busy:], unix.SIGCONT))
 }
 
-// prepare sets up what a case needs, with the traffic paused.
+// prepare sets up a case, with the traffic paused.
 func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 	if s.running != nil {
-		// The time that switching takes under load is not part of the measurement.
+		// Switch without load: the time of a switch under load is not part of the measurement.
 		if err := s.running.SetRate(0); err != nil {
 			return err
 		}
@@ -236,8 +236,8 @@ func (s *session) protect(ctx context.Context, on bool) error {
 	return s.guard.apply(ctx, rules{s.setup.protect + "*": "netcpu: " + cmp.Or(s.setup.mode, s.mode)})
 }
 
-// measure runs a case with the protection on or off, and measures it after a while. It
-// repeats a window that the hypervisor disturbs.
+// measure runs a case with the protection on or off, and measures it once it has settled.
+// It repeats a window that the hypervisor disturbs.
 func (s *session) measure(ctx context.Context, d demand, on bool) (sample, error) {
 	return s.quiet.take(func() (sample, error) { return s.window(ctx, d, on) })
 }

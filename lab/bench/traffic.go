@@ -25,8 +25,8 @@ const (
 // armTC divides the link as an operator would by hand, beside armOff and armOn.
 const armTC arm = "tc"
 
-// trafficPlans measure how containers share an uplink without any mechanism, with fairlead, and with tc
-// by hand.
+// trafficPlans measure how containers share an uplink: without any mechanism, with fairlead, and with
+// tc by hand.
 func trafficPlans(e *experiment, _ Options) (plans []plan) {
 	for _, su := range trafficCatalogue() {
 		s := &trafficSession{bed: bed{experiment: e}, setup: su}
@@ -73,13 +73,13 @@ type trafficSession struct {
 	load  map[string]*flow // load of the case
 	queue *rig.Queue       // at the NIC, if the case has requests; nil without
 
-	calm undisturbed // the requests of the case without neighbours, in the same arm
+	calm undisturbed // requests of the case without neighbours, in the same arm
 }
 
 // flow is the traffic of one container.
 type flow struct {
 	sending
-	from, to, server *rig.Generator // server is the service's
+	from, to, server *rig.Generator // server runs the service
 }
 
 // build builds the rig, and starts its agent.
@@ -152,7 +152,7 @@ func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error
 	}
 	rate := s.setup.link
 	switch {
-	case a == armOn: // fairlead's root qdisc also limits the rate of the link
+	case a == armOn: // fairlead's root qdisc also limits the link rate
 		rate = 0
 	case rate == 0 && a == armTC:
 		rate = 100 * gbit
@@ -170,7 +170,7 @@ func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error
 func (s *trafficSession) sends(names []string) {
 	for name, f := range s.load {
 		if f.from == nil {
-			continue // a client that is not started yet
+			continue // the client has not started yet
 		}
 		rate := uint64(0)
 		if slices.Contains(names, name) {
@@ -260,7 +260,7 @@ func (s *trafficSession) read() map[string]load.Reading {
 	return out
 }
 
-// bitRates returns what each container received between two readings, in bit/s, and all of them.
+// bitRates returns the receive rate of each container between two readings, and their sum, in bit/s.
 func bitRates(before, after map[string]load.Reading) (bits map[string]float64, total float64) {
 	bits = make(map[string]float64)
 	for name := range after {
@@ -290,7 +290,7 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 	}
 	take := s.take
 	if c.probe != "" {
-		take *= 2 // the last of a thousand
+		take *= 2 // for the 0.999-quantile
 	}
 	sleep(ctx, take)
 	after := s.read()

@@ -20,8 +20,8 @@ type sending struct {
 	args []string // arguments of its generator, for load.Main; nil: none
 	rate uint64   // for load.Board.SetRate
 	to   string   // the receiving container; "": the outside
-	// service is a real server in place of a generator; "" is none. It answers clients outside,
-	// with answers of size bytes.
+	// service is a real server in place of a generator; "": none. It gives clients outside answers
+	// of size bytes.
 	service rig.Service
 	size    int
 }
@@ -34,8 +34,8 @@ func flood(name string, more ...string) sending {
 	return sending{name: name, args: append([]string{"udp-send", "--size", "1400", "--buffer", "8388608"}, more...), rate: load.Flood}
 }
 
-// superflood is a flood in super-packets, as QUIC servers send them. One CPU can send more
-// of them than the link carries, and has time left.
+// superflood is a flood of super-packets, like those of QUIC servers. One CPU can send more of
+// them than the link carries, and still has idle time.
 func superflood(name string) sending {
 	return flood(name, "--segments", "40")
 }
@@ -45,7 +45,7 @@ func requests(name string) sending {
 	return sending{name: name, args: []string{"rr-client", "--proto", "udp", "--size", fmt.Sprint(requestSize), "--conns", "1"}, rate: load.Flood}
 }
 
-// trafficSetup is a rig and the cases that are measured in it.
+// trafficSetup is a rig with its cases.
 type trafficSetup struct {
 	name  string
 	path  rig.Path
@@ -58,13 +58,13 @@ type trafficSetup struct {
 	cases  []trafficCase
 }
 
-// trafficCase is one case: what each container sends, and the policy of each.
+// trafficCase is one case: the traffic and the policy of each container.
 type trafficCase struct {
 	name string
 	send []sending
 	// set is the policy while the protection is on, by container.
 	set rules
-	tc  []rig.Class // the classes that an operator would make by hand instead; nil: not measured
+	tc  []rig.Class // classes that an operator would create by hand instead; nil: not measured
 	// phases follow one another in a measurement; nil is one phase in which all containers send.
 	phases []phase
 	probe  string // the container with the measured requests; "": bandwidth is measured
@@ -89,7 +89,7 @@ func (su trafficSetup) box(name string) int { return slices.Index(su.boxes, name
 // and 7 to 11).
 func trafficCatalogue() []trafficSetup {
 	var all []trafficSetup
-	// The classes of both, in Mbit/s. In order, that of "many" comes last if late is 1.
+	// The classes of both in Mbit/s, in order. The class of "many" comes last if late is 1.
 	tc := func(many, one, ceil uint64, late uint32) []rig.Class {
 		return []rig.Class{{Container: 0, Rate: many * mbit, Ceil: gbit, Prio: late}, {Container: 1, Rate: one * mbit, Ceil: ceil * mbit}}
 	}

@@ -38,8 +38,8 @@ func requestFrame(p rig.Path) int {
 	return n
 }
 
-// waited returns the figures between two readings of a queue. length is the time between them: without
-// a request that has left the queue, all have waited for as long.
+// waited returns the figures between two readings of a queue. length is the time between them: if no
+// request has left the queue, all requests have waited that long.
 func waited(now, earlier rig.Waits, length time.Duration) ([]figure, error) {
 	q := now.Since(earlier.Histogram)
 	if missed := now.Missed - earlier.Missed; missed > q.Count()/1000 {
@@ -94,8 +94,8 @@ func (s *trafficSession) bounded(ctx context.Context, c trafficCase) ([]figure, 
 	return []figure{{FirstSecond, "1", first}, {WorstSecond, "1", worst}}, nil
 }
 
-// The length of a step in which the shares are measured, how many good steps in a row are
-// required, and the largest sum of deviations of a good step.
+// The length of a step in which the shares are measured, the required number of good steps in a
+// row, and the largest sum of deviations in a good step.
 const (
 	settleStep  = 50 * time.Millisecond
 	settleSteps = 3
@@ -217,8 +217,8 @@ func (s *trafficSession) startsOne(ctx context.Context) (took time.Duration, err
 
 const forcePatience = 5 * time.Second
 
-// makes makes a change, and returns the time until it was in force. Beyond forcePatience it returns
-// an error, as there is no figure for never.
+// makes makes a change, and returns the time until it was in force. After forcePatience it returns an
+// error, because there is no figure for never.
 func (s *trafficSession) makes(ctx context.Context, ch change) (time.Duration, error) {
 	type sample struct {
 		at  time.Duration
@@ -250,15 +250,15 @@ func (s *trafficSession) makes(ctx context.Context, ch change) (time.Duration, e
 	return 0, fmt.Errorf("shares after %q: not as due within %s", ch.name, forcePatience)
 }
 
-// heard compares what the agent says of the senders of a case with their own counts, from listen to
-// figures. Close it.
+// heard compares the agent's slowed of the senders of a case with their own counts, from listen to
+// figures. The caller closes it.
 type heard struct {
 	s      *trafficSession
 	before api.Frame
 	logs   map[string]*worklog // by container
 }
 
-// frame is what the agent says now.
+// frame returns the agent's present frame.
 func (g *guard) frame(ctx context.Context) (api.Frame, error) {
 	f, err := g.client.Frame(ctx)
 	if err != nil {
@@ -272,7 +272,7 @@ func (s *trafficSession) listen(ctx context.Context) (*heard, error) {
 	h := &heard{s: s, logs: make(map[string]*worklog)}
 	for name, f := range s.load {
 		switch {
-		case f.to == nil: // a real server counts otherwise
+		case f.to == nil: // a real server has no such counter
 		case f.args[0] == "rr-client":
 			h.logs[name] = newWorklog(f.from.Ops)
 		default:
@@ -292,9 +292,9 @@ func (h *heard) close() {
 	}
 }
 
-// figures returns what the victim of a phase has lost, and what the agent says: of the container
-// with the measured requests, or of the one of which the agent is furthest from the truth. A
-// container can lose only what it is guaranteed, and what the uplink carried: the rest is nobody's.
+// figures returns the loss of the victim of a phase, by its own count and by the agent. The victim is
+// the container with the measured requests, or the container for which the agent is most wrong. A
+// container can lose only what it is guaranteed and what the uplink carried.
 func (h *heard) figures(ctx context.Context, c trafficCase, p phase) ([]figure, error) {
 	after, err := h.s.guard.frame(ctx)
 	if err != nil {
@@ -349,9 +349,9 @@ func (s *trafficSession) alone(ctx context.Context, c trafficCase) (err error) {
 	return nil
 }
 
-// ask gives a flow with a server a client with new connections, paused. The connections of the last
-// arm may have been starved. They would send again only after a time that doubles each time (RFC
-// 6298, 5.5), so ask waits for their end as long as they may have been starved.
+// ask starts a client with new connections for a flow with a server, paused. The connections of the
+// last arm may have been starved. They send again only after a time that doubles each time (RFC 6298,
+// 5.5), so ask waits for their end as long as they may have been starved.
 func (s *trafficSession) ask(ctx context.Context, f *flow) error {
 	if f.service == "" {
 		return nil
@@ -370,8 +370,8 @@ func (s *trafficSession) ask(ctx context.Context, f *flow) error {
 	return err
 }
 
-// retransmitted returns how many segments the server of a case and its client have retransmitted so
-// far; 0 if there is no server.
+// retransmitted returns the number of segments that the server of a case and its client have
+// retransmitted; 0 without a server.
 func (s *trafficSession) retransmitted(c trafficCase) (uint64, error) {
 	f := s.load[c.probe]
 	if f == nil || f.server == nil {
@@ -380,8 +380,8 @@ func (s *trafficSession) retransmitted(c trafficCase) (uint64, error) {
 	return rig.Retransmitted(f.server.PID, f.from.PID)
 }
 
-// served returns the figures of a window of a server's client. If fewer requests were answered than
-// the client has connections, the other requests have waited for the whole window.
+// served returns the figures of a server's client in a window. If the client has more connections than
+// answers, the other requests have waited for the whole window.
 func served(w load.Window, retransmitted uint64) []figure {
 	answered := float64(w.Ops)
 	all := max(answered, serviceConns)

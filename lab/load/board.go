@@ -19,9 +19,8 @@ const Flood = ^uint64(0)
 // boardFD is the descriptor at which a generator finds its board, if its parent passed one.
 const boardFD = 3
 
-// Board is memory that a generator shares with the process that measures it. A read costs the
-// generator nothing, takes no turn on its CPU, and is exact in time even while the generator is not
-// allowed to run.
+// Board is memory that a generator shares with the process that measures it. A read takes no time from
+// the generator and no turn on its CPU. It is up to date even while the generator may not run.
 type Board struct {
 	page *page
 	file *os.File // nil in the generator
@@ -38,8 +37,8 @@ type page struct {
 	hist   [buckets]uint64
 }
 
-// Latencies are counted in histograms of package hist, up to 2^topBits ns (18
-// minutes); package rig has the same ones in queue.bpf.c.
+// Histograms of package hist count latencies up to 2^topBits ns (18 minutes).
+// queue.bpf.c of package rig has the same histograms.
 const (
 	subBits = 4
 	topBits = 40
@@ -88,21 +87,20 @@ func ownBoard() (*Board, error) {
 	return &Board{page: new(page)}, nil
 }
 
-// Close releases the memory; the generator keeps its mapping. The Board must not be used any more.
+// Close releases the memory. The generator keeps its mapping. Do not use the Board after Close.
 func (b *Board) Close() error {
 	mem := unsafe.Slice((*byte)(unsafe.Pointer(b.page)), pageSize)
 	b.page = nil
 	return errors.Join(unix.Munmap(mem), b.file.Close())
 }
 
-// SetRate sets how many datagrams a sender sends per second from now on: 0 pauses it, Flood is as
-// fast as it can. Senders without pacing (TCP, request and response) treat every rate but 0 as
-// Flood.
+// SetRate sets a sender's rate in datagrams per second. 0 pauses the sender, and with Flood it sends as
+// fast as it can. Senders without pacing (TCP, request and response) treat every rate but 0 as Flood.
 func (b *Board) SetRate(perSecond uint64) { atomic.StoreUint64(&b.page.rate, perSecond) }
 
 func (b *Board) rate() uint64 { return atomic.LoadUint64(&b.page.rate) }
 
-// Ready reports whether the generator is at work: listening, connected, started.
+// Ready reports whether the generator is listening, connected or started.
 func (b *Board) Ready() bool { return atomic.LoadUint64(&b.page.ready) != 0 }
 
 func (b *Board) setReady() { atomic.StoreUint64(&b.page.ready, 1) }
@@ -139,24 +137,24 @@ func (b *Board) Read() Reading {
 	return r
 }
 
-// Ops is how much the generator has done so far: the Ops of a window from its start.
+// Ops returns the work of the generator since its start, in the unit of Window.Ops.
 func (b *Board) Ops() uint64 { return atomic.LoadUint64(&b.page.ops) }
 
-// Bytes is how many bytes it has sent or received so far.
+// Bytes returns the bytes that the generator has sent or received since its start.
 func (b *Board) Bytes() uint64 { return atomic.LoadUint64(&b.page.bytes) }
 
-// Window is what happened between two readings.
+// Window holds the growth of the counters between two readings.
 type Window struct {
 	Seconds float64 `json:"seconds"`
 	Ops     uint64  `json:"ops"`
 	Bytes   uint64  `json:"bytes"`
 	Errors  uint64  `json:"errors"`
-	// Stalled is how many flows of a client got no answer for a second.
+	// Stalled is the number of a client's flows that got no answer for a second.
 	Stalled uint64 `json:"-"`
 	hist    hist.Histogram
 }
 
-// Since returns what happened between an earlier reading of the same board and this one.
+// Since returns the window from an earlier reading of the same board to r.
 func (r Reading) Since(earlier Reading) Window {
 	w := Window{
 		Seconds: r.at.Sub(earlier.at).Seconds(),
@@ -173,10 +171,10 @@ func (r *Reading) latencies() *hist.Histogram {
 	return &hist.Histogram{Sub: subBits, Counts: r.page.hist[:]}
 }
 
-// Rate is Ops per second.
+// Rate returns Ops per second.
 func (w Window) Rate() float64 { return float64(w.Ops) / w.Seconds }
 
-// BitRate is in bit/s.
+// BitRate returns the rate of Bytes in bit/s.
 func (w Window) BitRate() float64 { return 8 * float64(w.Bytes) / w.Seconds }
 
 // Latency returns the q-quantile of the latencies in the window, as [hist.Histogram.Quantile] does.

@@ -20,9 +20,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/block"
 )
 
-// disk reads and writes blocks of the file or device --to with O_DIRECT, --conns of them at once.
-// Blocks have --size bytes; with --also, every other block has --also bytes. They are at random
-// places, or in order as --sequential says. A rate of 0 on the board pauses it.
+// disk reads and writes blocks of the file or device --to with O_DIRECT, --conns at a time. Blocks have
+// --size bytes; with --also, every other block has --also bytes. Blocks are at random places, or in
+// order with --sequential. A rate of 0 on the board pauses it.
 func disk(o options, b *Board) error {
 	if o.size%blockSize != 0 || o.also%blockSize != 0 {
 		return fmt.Errorf("--size and --also must be multiples of %d: the page cache is not used", blockSize)
@@ -40,7 +40,7 @@ func disk(o options, b *Board) error {
 		return &os.PathError{Op: "stat", Path: o.to, Err: err}
 	}
 	if o.writes > 0 && st.Mode&unix.S_IFMT == unix.S_IFBLK {
-		// It must not hold data. Several generators may write to one device, so none claims it.
+		// The device must not hold data. Several generators may write to it, so none claims it.
 		r := kernel.Default()
 		if err := block.Vacant(r.Proc, r.Sys, o.to); err != nil {
 			return err
@@ -53,8 +53,8 @@ func disk(o options, b *Board) error {
 	if length < int64(max(o.size, o.also)) {
 		return fmt.Errorf("%s is shorter than a block", o.to)
 	}
-	// A goroutine that blocks in the kernel keeps its P until the Go scheduler notices,
-	// milliseconds later: if all Ps are taken by such goroutines, few requests are under way.
+	// A goroutine that blocks in the kernel keeps its P for milliseconds, until the Go scheduler
+	// notices. If such goroutines had all Ps, few requests would be in flight.
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), o.conns+1))
 	b.setReady()
 	failed := make(chan error, o.conns)
@@ -108,7 +108,7 @@ func diskWorker(o options, b *Board, fd int, length int64) error {
 	}
 }
 
-// mailFiles is how many files there are, as in the workload varmail of Filebench.
+// mailFiles is the number of files, as in the workload varmail of Filebench.
 const mailFiles = 1000
 
 // mail does what varmail of Filebench does: each of --conns removes a file, creates one and syncs
@@ -127,8 +127,8 @@ func mail(o options, b *Board) error {
 	return <-failed
 }
 
-// sqlite has the program of that name change a row in each transaction, with write-ahead logging and
-// a sync at each commit.
+// sqlite makes the program sqlite3 change a row in each transaction, with write-ahead logging and a
+// sync at each commit.
 func sqlite(o options, b *Board) error {
 	cmd := exec.Command("sqlite3", filepath.Join(o.to, "db"))
 	cmd.Stderr = os.Stderr

@@ -1,11 +1,11 @@
-// Package load holds the load generators of the experiments: a UDP flood at a set rate and its
-// receiver, TCP bulk, request and response, I/O at a disk, and a victim that computes without end.
-// They are hidden verbs of the program that starts them (`fairlead-lab load ...`), so that they run
-// in any namespace, cgroup or container image.
+// Package load has the load generators of the experiments: a UDP flood at a set rate and its receiver,
+// TCP bulk, request and response, disk I/O, and a victim that computes forever. They are hidden verbs
+// of the program that starts them (`fairlead-lab load ...`), so they run in any namespace, cgroup or
+// container image.
 //
-// A generator counts on a [Board] that the experiment reads at the start and the end of a
-// measurement, and prints JSON lines for people. It sets up no namespaces and measures only itself:
-// package rig places generators, package bench reads them.
+// A generator counts its work on a [Board], which the experiment reads at the start and the end of a
+// measurement. It also prints JSON lines for people. It sets up no namespaces and measures only
+// itself: package rig places generators, and package bench reads them.
 package load
 
 import (
@@ -30,12 +30,11 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// Verb is the word after the program's name that makes it a generator.
+// Verb is the first argument of a program that runs as a generator.
 const Verb = "load"
 
-// Reexec runs a generator if this program was started as one: args, usually os.Args, begin with the
-// program and the word load. It then returns true and the exit status; else false. Call it first in
-// main or TestMain.
+// Reexec runs a generator if args, usually os.Args, begin with the program and the word load. It then
+// returns true and the exit status. Otherwise it returns false. Call it first in main or TestMain.
 func Reexec(args []string) (status int, ok bool) {
 	if len(args) < 2 || args[1] != Verb {
 		return 0, false
@@ -43,8 +42,8 @@ func Reexec(args []string) (status int, ok bool) {
 	return Main(args[2:], os.Stdout, os.Stderr), true
 }
 
-// Command prepares a generator, this same program with args as [Main] takes them, and the board
-// that it will count on. The caller starts it where it is to run and then calls [Await].
+// Command returns a command that runs this program as a generator with arguments for [Main], and the
+// board on which it will count. The caller starts the command in its place and then calls [Await].
 func Command(args ...string) (*exec.Cmd, *Board, error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -131,9 +130,8 @@ func generators() map[string]generator {
 	}
 }
 
-// Main runs the generator that args name until it is asked to end (SIGTERM, SIGINT), and
-// returns the exit status. It prints its counts as JSON lines: one each --every, and a total at the
-// end.
+// Main runs the generator in args until SIGTERM or SIGINT, and returns the exit status. It prints
+// its counts as JSON lines: one each --every, and a total at the end.
 func Main(args []string, stdout, stderr io.Writer) int {
 	all := generators()
 	if len(args) == 0 || all[args[0]].run == nil {
@@ -262,8 +260,8 @@ func (w Window) line(total bool) line {
 	return line{w, w.Rate(), w.BitRate(), w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds(), total}
 }
 
-// unit is the work that the victim counts, in rounds of xorshift64. Each round depends on the one
-// before it, so a unit takes the same number of cycles everywhere: about 25 µs at 3 GHz.
+// unit is the victim's unit of work, in rounds of xorshift64. Each round depends on the previous one,
+// so a unit takes the same number of cycles everywhere: about 25 µs at 3 GHz.
 const unit = 12500
 
 func burn(_ options, b *Board) error {

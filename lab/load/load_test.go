@@ -289,7 +289,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestPacer runs the pacer against a clock of its own.
+// TestPacer runs the pacer against a simulated clock.
 func TestPacer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rate := rapid.Uint64Range(1000, 1_000_000).Draw(t, "rate")

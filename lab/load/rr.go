@@ -21,20 +21,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A client and a server have a thread for each connection, which waits in the kernel, as netperf's
-// processes do. Go's poller would take more time for a request than the kernel's network stack.
+// A client and a server have a thread for each connection that blocks in the kernel, like netperf's
+// processes. Go's poller would take more time for a request than the kernel's network stack.
 
-// Lost is how long a client without --count waits for an answer by UDP before it counts an error
+// Lost is the time after which a client without --count counts an unanswered UDP request as an error
 // and asks again.
 const Lost = 200 * time.Millisecond
 
-// spare is how many threads may run Go code in addition to the connections' threads.
+// spare is the number of threads for Go code in addition to the connections' threads.
 const spare = 4
 
 // flow is one connection of a client that blocks in the kernel.
 type flow struct {
 	answers atomic.Uint64
-	done    atomic.Bool // all its requests are made
+	done    atomic.Bool // it has made all its requests
 	seen    uint64      // answers that watch has seen
 	quiet   int         // ticks of watch without an answer
 }
@@ -69,8 +69,8 @@ func look(flows []*flow, b *Board) {
 	}
 }
 
-// rrClient keeps one request under way on each connection, or opens a new connection for each
-// request if o.connect is set.
+// rrClient keeps one request in flight on each connection, or opens a new connection for each request
+// if o.connect is set.
 func rrClient(o options, b *Board) error {
 	runtime.GOMAXPROCS(o.conns + spare)
 	failed := make(chan error, o.conns)
@@ -126,8 +126,8 @@ func rrClient(o options, b *Board) error {
 	return <-failed
 }
 
-// ask makes requests, and returns nil once it has made o.count of them. do makes one request, and
-// returns false if no answer came. An answered request counts as bytes, the sum of both directions.
+// ask makes requests, and returns nil after o.count of them. do makes one request and reports whether
+// it was answered. bytes is the size of an answered request, in both directions.
 func (f *flow) ask(o options, b *Board, bytes int, do func() (answered bool, err error)) error {
 	defer f.done.Store(true)
 	for sent := 0; o.count == 0 || sent < o.count; {
@@ -157,12 +157,12 @@ func (f *flow) ask(o options, b *Board, bytes int, do func() (answered bool, err
 // patience is how long a client waits for an answer by UDP.
 func patience(o options) time.Duration {
 	if o.count > 0 {
-		return time.Minute // every request must be answered, on however slow a machine
+		return time.Minute // every request must be answered, even on a slow machine
 	}
 	return Lost
 }
 
-// locked runs fn on a thread of its own, which ends with fn.
+// locked runs fn on a new thread, which ends with fn.
 func locked(failed chan<- error, fn func() error) {
 	runtime.LockOSThread()
 	if err := fn(); err != nil {
@@ -182,15 +182,15 @@ func blocking(c net.Conn) (fd int, err error) {
 		return -1, err
 	}
 	defer f.Close()
-	if fd, err = unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0); err != nil { // f's finalizer would close its own
+	if fd, err = unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0); err != nil { // f's finalizer closes f.Fd()
 		return -1, err
 	}
 	return fd, unix.SetNonblock(fd, false)
 }
 
-// askUDP numbers its requests, so that a late answer is not taken for the next one's. It returns
-// false if no answer came in time, or the request could not be sent. With losses, the error count
-// shows how far to trust the latencies.
+// askUDP numbers its requests, so that a late answer does not count for the next request. It returns
+// false if it could not send the request, or got no answer in time. The error count then shows how far
+// to trust the latencies.
 func askUDP(fd int, request, buf []byte) (ok bool, err error) {
 	request[0]++
 	n := 0
@@ -261,7 +261,7 @@ func rrServer(o options, b *Board) error {
 	if protocols()[o.proto].begin != nil {
 		return fmt.Errorf("serve %s: use a real server", o.proto)
 	}
-	const clients = 32 // as many as an experiment has, if --conns does not say
+	const clients = 32 // most clients of an experiment, without --conns
 	runtime.GOMAXPROCS(max(o.conns, clients) + spare)
 	all := strings.Split(o.listen, ",")
 	failed := make(chan error, len(all))
@@ -318,8 +318,8 @@ func echo(fd int, b *Board) {
 	}
 }
 
-// dialogue is how rr-client speaks with a real server: begin prepares the server, and the client
-// then repeats one request on the connection.
+// dialogue is rr-client's protocol with a real server: begin prepares the server, and the client then
+// repeats one request on the connection.
 type dialogue struct {
 	// begin prepares the server and returns the request, which the server always
 	// answers in the same length.
@@ -339,8 +339,8 @@ func protocols() map[string]dialogue {
 	}
 }
 
-// converse begins a dialogue on a connection. It asks once, and returns the request and the length
-// of each answer.
+// converse starts a dialogue on a connection. It makes one request, and returns that request and the
+// length of each answer.
 func (d dialogue) converse(c net.Conn, size int) (request []byte, answer int, err error) {
 	if request, err = d.begin(c, size); err != nil {
 		return nil, 0, err
@@ -368,7 +368,7 @@ const key = "fairlead"
 
 func value(size int) []byte { return bytes.Repeat([]byte{'x'}, size) }
 
-// expect reads the answer that the server has to give.
+// expect reads an answer, which must be want.
 func expect(r io.Reader, want string) error {
 	answer := make([]byte, len(want))
 	if _, err := io.ReadFull(r, answer); err != nil {

@@ -51,8 +51,8 @@ func tcpSend(o options, b *Board) error {
 }
 
 // congestion sets the congestion control of a TCP socket before it connects; "" keeps the kernel's
-// default. After the connect would be too late: a connection that begins with bbr is paced by
-// timers for its whole life.
+// default. After the connect it would be too late: timers pace a connection that begins with bbr for
+// its whole life.
 func congestion(name string) func(network, addr string, c syscall.RawConn) error {
 	if name == "" {
 		return nil
@@ -69,8 +69,8 @@ func congestion(name string) func(network, addr string, c syscall.RawConn) error
 	}
 }
 
-// dial retries for half a minute: the listener may be about to start, and a busy machine may lose
-// or delay the first packets. control, if not nil, is net.Dialer's.
+// dial retries for half a minute, because the listener may start later, and a busy machine may lose or
+// delay the first packets. control is net.Dialer.Control, and may be nil.
 func dial(network, addr string, control func(network, addr string, c syscall.RawConn) error) (net.Conn, error) {
 	d := net.Dialer{Timeout: 2 * time.Second, Control: control}
 	for start := time.Now(); ; time.Sleep(5 * time.Millisecond) {

@@ -36,8 +36,8 @@ func (m *messages) named() {
 	}
 }
 
-// newMessages creates messages of size bytes each. With shared, all use one buffer, for sending;
-// otherwise each has its own.
+// newMessages creates messages of size bytes each. With shared all messages use one buffer, which is
+// enough to send.
 func newMessages(size int, shared bool) *messages {
 	m := new(messages)
 	n := batch
@@ -71,8 +71,8 @@ func (m *messages) call(trap uintptr, fd, n, flags int) (int, error) {
 	}
 }
 
-// udpSend floods its destinations in turn. It is one thread with its own clock. Its CPU is the
-// sender's alone, so it spins rather than oversleep.
+// udpSend floods its destinations in turn, from one thread with its own clock. No other process needs
+// the sender's CPU, so it spins instead of sleeping too long.
 func udpSend(o options, b *Board) error {
 	runtime.LockOSThread()
 	var fds []int
@@ -108,7 +108,7 @@ func udpSend(o options, b *Board) error {
 		n := p.due(b.rate(), time.Now())
 		if o.count > 0 {
 			if done >= o.count {
-				select {} // the receivers may go on for a while
+				select {} // the receivers may still be busy
 			}
 			n = min(n, o.count-done)
 		}
@@ -119,8 +119,8 @@ func udpSend(o options, b *Board) error {
 		sent, err := m.call(unix.SYS_SENDMMSG, fds[i], (n+o.segments-1)/o.segments, flags)
 		sent *= o.segments
 		if err != nil {
-			// The queue is full, or no receiver is there: a flood goes on. It does not make up for
-			// failed sends.
+			// The queue is full, or there is no receiver. A flood continues, and does not make up
+			// for failed sends.
 			b.fail()
 			sent = n
 		} else {
@@ -183,8 +183,8 @@ type pacer struct {
 	next  time.Duration // until the next packet is due
 }
 
-// catchUp limits how much of a pause, in which the sender could not run, it makes up for. A longer
-// burst would be unrequested load.
+// catchUp is the longest part of a pause that a sender makes up for after it could not run. A longer
+// burst would be more load than requested.
 const catchUp = 2 * time.Millisecond
 
 func (p *pacer) due(rate uint64, now time.Time) int {
@@ -214,7 +214,7 @@ func (p *pacer) due(rate uint64, now time.Time) int {
 
 // wait sleeps for a part of the time until the next packet.
 func (p *pacer) wait() {
-	const tooShort = 300 * time.Microsecond // a sleep may be late by that
+	const tooShort = 300 * time.Microsecond // a sleep may be late by this
 	if p.next > tooShort {
 		time.Sleep(p.next - tooShort)
 	}

@@ -5,20 +5,20 @@ import (
 	"slices"
 )
 
-// Bar is what one figure of an experiment has to reach.
+// Bar is the range that one figure of an experiment has to reach.
 type Bar struct {
-	Case   string // as Case.Case
-	Metric string // as Case.Metric
-	// Of is the figure that is held against the bar: "on", "off", the name of a
-	// peer, or "ratio", which is on over off of each round.
+	Case   string // Case.Case
+	Metric string // Case.Metric
+	// Of selects the figure: "on", "off", the name of a peer, or "ratio", which is on
+	// divided by off in each round.
 	Of string
-	// The figure reaches the bar from Low to High, both included. Either may be
+	// A figure from Low to High, both included, reaches the bar. Either may be
 	// infinite.
 	Low, High float64
-	// Outside of FarLow to FarHigh a figure misses the bar by far: no noise of
-	// a shared machine explains it.
+	// A figure outside FarLow to FarHigh misses the bar by far: noise of a shared
+	// machine does not explain it.
 	FarLow, FarHigh float64
-	// Why says in one sentence what is broken if the bar is missed.
+	// Why says in one sentence what is broken if the figure misses the bar.
 	Why string
 }
 
@@ -37,7 +37,7 @@ const (
 	Inconclusive Verdict = "inconclusive"
 )
 
-// Repetitions is how often a case is measured at most to decide about its bars.
+// Repetitions is the highest number of measurements of a case to decide its bars.
 const Repetitions = 3
 
 // Outcome is a bar and its verdict. Its JSON form is a stable contract.
@@ -45,8 +45,8 @@ type Outcome struct {
 	Case   string `json:"case"`
 	Metric string `json:"metric"`
 	Of     string `json:"of"`
-	Unit   string `json:"unit,omitempty"` // as Case.Unit, of a ratio "1"; "" if nothing was measured
-	// Low and High are the bar's; nil is no bound.
+	Unit   string `json:"unit,omitempty"` // Case.Unit, "1" for a ratio; "" without a measurement
+	// Low and High are the bar's bounds; nil: none.
 	Low  *float64 `json:"low,omitempty"`
 	High *float64 `json:"high,omitempty"`
 	// Values has one figure for each round of all repetitions. Rounds that gave
@@ -61,11 +61,11 @@ type Outcome struct {
 	Undecided bool `json:"-"`
 }
 
-// Missed says whether the figure misses the bar, by far or not.
+// Missed reports whether the figure misses the bar, by far or not.
 func (o Outcome) Missed() bool { return o.Verdict == Fail || o.Verdict == FailFar }
 
-// Judge holds the repetitions of an experiment against a bar. A repetition that
-// did not measure the bar's case does not count.
+// Judge compares the repetitions of an experiment with a bar. A repetition that did
+// not measure the bar's case does not count.
 func (b Bar) Judge(repetitions []*Report) Outcome {
 	o := Outcome{
 		Case: b.Case, Metric: b.Metric, Of: b.Of, Low: bound(b.Low), High: bound(b.High), Why: b.Why,
@@ -112,7 +112,7 @@ func (b Bar) Judge(repetitions []*Report) Outcome {
 	return o
 }
 
-// figures are the values of a case that the bar is about, by round.
+// figures returns the values of a case that the bar selects, by round.
 func (b Bar) figures(c Case) []float64 {
 	switch b.Of {
 	case "off":
@@ -129,13 +129,13 @@ func (b Bar) figures(c Case) []float64 {
 	return c.Peers[b.Of]
 }
 
-// misses says whether the whole spread of the values is on one side of low to high.
+// misses reports whether the whole spread of the values is below low or above high.
 func misses(values []float64, low, high float64) bool {
 	from, to := Spread(values)
 	return to < low || from > high
 }
 
-// bound gives nil for what is not a finite number.
+// bound returns a pointer to v, or nil if v is not finite.
 func bound(v float64) *float64 {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return nil

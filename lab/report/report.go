@@ -1,8 +1,8 @@
-// Package report holds the result of an experiment, in the form that every
-// `fairlead-lab bench` prints: off and on, round by round, with medians and spread,
-// as JSON and as a table.
+// Package report holds the result of an experiment, as every `fairlead-lab bench`
+// prints it: off and on, round by round, with medians and spread, as JSON and as a
+// table.
 //
-// It measures nothing and knows no experiment; package bench fills it.
+// It measures nothing and knows no experiment. Package bench fills it.
 package report
 
 import (
@@ -23,12 +23,12 @@ type Report struct {
 	Env    Env    `json:"env"`
 	Rounds int    `json:"rounds"`
 	Cases  []Case `json:"cases"`
-	// Bars are the outcomes of the bars that the figures were held against; nil
-	// if they were held against none.
+	// Bars has the outcomes of the bars that figures were compared with; nil: there
+	// were no bars.
 	Bars []Outcome `json:"bars,omitempty"`
 }
 
-// Env says on what machine, and how, the experiment ran.
+// Env describes the machine and the settings of an experiment.
 type Env struct {
 	Kernel  string `json:"kernel"`
 	CPU     string `json:"cpu"`
@@ -37,27 +37,27 @@ type Env struct {
 	Version string `json:"version"` // of fairlead
 	Started string `json:"started"` // RFC 3339
 	Quick   bool   `json:"quick"`
-	// Notes are what a reader must know to judge the figures.
+	// Notes has facts that a reader needs to judge the figures.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// Case is one metric of one case: a value for each round, without the
-// protection and with it, measured in turns.
+// Case is one metric of one case: a value for each round, without and with the
+// protection, measured in turns.
 type Case struct {
 	Case   string    `json:"case"`
 	Metric string    `json:"metric"`
 	Unit   string    `json:"unit"` // "1", "1/s", "bit/s" or "s"
 	Off    []float64 `json:"off"`
 	On     []float64 `json:"on"`
-	// Peers are the same with something else in place of the protection, by its
-	// name, in the same turns.
+	// Peers has the values with alternatives to the protection, by name, measured in
+	// the same turns.
 	Peers map[string][]float64 `json:"peers,omitempty"`
-	// Ratio is the median of On over that of Off; 0 if that is not a number.
+	// Ratio is the median of On divided by the median of Off; 0 if that is not a number.
 	Ratio float64 `json:"ratio"`
 }
 
-// Add appends values, one a round, to a case, which is made if it is new. They are of "off", of "on",
-// or of a peer.
+// Add appends values, one for each round, to a case. It creates a new case. of is "off", "on" or the
+// name of a peer.
 func (r *Report) Add(name, metric, unit, of string, values ...float64) {
 	i := slices.IndexFunc(r.Cases, func(c Case) bool { return c.Case == name && c.Metric == metric })
 	if i < 0 {
@@ -78,7 +78,7 @@ func (r *Report) Add(name, metric, unit, of string, values ...float64) {
 	c.Ratio = ratio(Median(c.On), Median(c.Off))
 }
 
-// peers names all peers of all cases, sorted.
+// peers returns the names of all peers of all cases, sorted.
 func (r *Report) peers() []string {
 	names := make(map[string]bool)
 	for _, c := range r.Cases {
@@ -110,9 +110,9 @@ func (r *Report) Find(name, metric string) (Case, bool) {
 // if there are none. It is the 0.5-quantile.
 func Median(values []float64) float64 { return Quantile(values, 0.5) }
 
-// Quantile gives the q-quantile, q from 0 to 1, with linear interpolation
+// Quantile returns the q-quantile, q from 0 to 1, with linear interpolation
 // between neighbours (definition 7 of Hyndman and Fan, 1996); NaN if there are
-// no values. The values may be in any order, and stay so.
+// no values. The values may be in any order. Quantile does not change the order.
 func Quantile(values []float64, q float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()
@@ -126,13 +126,13 @@ func Quantile(values []float64, q float64) float64 {
 	return sorted[low] + (at-float64(low))*(sorted[low+1]-sorted[low])
 }
 
-// Spread gives the 5 % and 95 % quantiles.
+// Spread returns the 5 % and 95 % quantiles.
 func Spread(values []float64) (low, high float64) {
 	return Quantile(values, 0.05), Quantile(values, 0.95)
 }
 
-// Format writes a value in a unit the way a person reads it: "1.02", "266k/s",
-// "3.41 Gbit/s", "15.3 µs".
+// Format formats a value in a unit for people: "1.02", "266k/s", "3.41 Gbit/s",
+// "15.3 µs".
 func Format(value float64, unit string) string {
 	if math.IsNaN(value) || math.IsInf(value, 0) {
 		return "-"
@@ -144,8 +144,8 @@ func Format(value float64, unit string) string {
 	return number(value/s.size) + s.suffix
 }
 
-// Range writes a bar's bounds the way a person reads them: "280 to 295 Mbit/s",
-// "≤ 1.050". "-" means that nothing was measured, so that there is no unit.
+// Range formats a bar's bounds for people: "280 to 295 Mbit/s", "≤ 1.050". It is "-"
+// without a measurement, because then there is no unit.
 func (o Outcome) Range() string {
 	switch {
 	case o.Unit == "":
@@ -160,8 +160,8 @@ func (o Outcome) Range() string {
 	return together("%s to %s", o.Unit, *o.Low, *o.High)
 }
 
-// Figure writes the median of an outcome's values and their spread: "0.501
-// (0.499 to 0.503)"; "-" if there are none.
+// Figure formats the median of an outcome's values and their spread: "0.501
+// (0.499 to 0.503)"; "-" without values.
 func (o Outcome) Figure() string {
 	if len(o.Values) == 0 {
 		return "-"
@@ -170,7 +170,7 @@ func (o Outcome) Figure() string {
 	return together("%s (%s to %s)", o.Unit, Median(o.Values), low, high)
 }
 
-// together writes values in the unit of the largest, which stands once at the
+// together formats values in the unit of the largest one, with the unit once at the
 // end. Pure numbers have a third decimal: a share of 0.494 misses a bar of 0.495.
 func together(format, unit string, values ...float64) string {
 	s := stepOf(slices.MaxFunc(values, func(a, b float64) int { return cmp.Compare(math.Abs(a), math.Abs(b)) }), unit)
@@ -190,8 +190,8 @@ type step struct {
 	suffix string
 }
 
-// stepOf gives the largest multiple of a unit of which a value is at least 1, else
-// the smallest.
+// stepOf returns the largest multiple of a unit in which a value is at least 1, or
+// the smallest multiple.
 func stepOf(value float64, unit string) step {
 	var steps []step
 	none := step{1, " " + unit}
@@ -212,7 +212,7 @@ func stepOf(value float64, unit string) step {
 		return none
 	}
 	for _, s := range steps {
-		// What would be rounded up to 1000 belongs to the larger step.
+		// A value that would round up to 1000 belongs to the larger step.
 		if math.Abs(value) >= 0.9995*s.size {
 			return s
 		}
@@ -220,7 +220,7 @@ func stepOf(value float64, unit string) step {
 	return steps[len(steps)-1]
 }
 
-// number writes a value with three digits.
+// number formats a value with three digits.
 func number(v float64) string {
 	decimals := 2
 	switch a := math.Abs(v); {
@@ -265,7 +265,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return nil
 }
 
-// Title says in one line what was measured, and where.
+// Title returns one line that names the experiment and the machine.
 func (r *Report) Title() string {
 	e := r.Env
 	return fmt.Sprintf("%s on Linux %s, %s (%s), fairlead %s, %s", r.Bench, e.Kernel, plural(e.CPUs, "CPU"), e.CPU, e.Version, plural(r.Rounds, "round"))

@@ -24,9 +24,9 @@ import (
 // engineVerb makes this program a Docker Engine of a rig.
 const engineVerb = "rig-engine"
 
-// Reexec becomes the rig's Docker Engine if this program was started as one: args are os.Args. It
-// then returns only on failure, with true and the exit status; else it returns false. Call it first
-// in main and TestMain.
+// Reexec turns this process into the rig's Docker Engine if args, which are os.Args, ask for that. It
+// then returns only on failure, with true and the exit status. Otherwise it returns false. Call it
+// first in main and TestMain.
 func Reexec(args []string) (status int, ok bool) {
 	if len(args) < 3 || args[1] != engineVerb {
 		return 0, false
@@ -35,9 +35,9 @@ func Reexec(args []string) (status int, ok bool) {
 	return 1, true
 }
 
-// becomeEngine turns this process into dockerd, in its own mount namespace. That has the sysfs of
-// the current network namespace, and empty directories /run and /var/lib, where dockerd would
-// otherwise meet the machine's own engine.
+// becomeEngine turns this process into dockerd, in a new mount namespace. The namespace has the sysfs
+// of the current network namespace. Its /run and /var/lib are empty, because the machine's own engine
+// uses these directories.
 func becomeEngine(program string, args []string) error {
 	runtime.LockOSThread() // exec keeps the namespaces of the calling thread
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
@@ -63,7 +63,7 @@ func becomeEngine(program string, args []string) error {
 			return fmt.Errorf("mount %s on %s: %w", m.source, m.target, err)
 		}
 	}
-	// aside was a mount point only in this namespace, and the mount was moved away.
+	// aside was a mount point only in this namespace, and nothing is mounted there any more.
 	if err := os.Remove(aside); err != nil {
 		return err
 	}
@@ -77,10 +77,10 @@ func becomeEngine(program string, args []string) error {
 
 // engine is a Docker Engine inside a rig.
 type engine struct {
-	host    string // as in DOCKER_HOST
+	host    string // in the form of DOCKER_HOST
 	dir     string
 	process *sandbox.Process
-	program string // the mount of this program in a container
+	program string // mount option for this program in a container
 }
 
 // docker starts an engine in Node, and the containers in it.
@@ -96,8 +96,8 @@ func (r *Rig) docker(ctx context.Context) error {
 	return nil
 }
 
-// startEngine starts dockerd in Node and waits until it answers. Its state is in a directory that must
-// not be below /run, because the engine has its own /run.
+// startEngine starts dockerd in Node and waits until it answers. The directory of its state must not be
+// below /run, because the engine has its own /run.
 func (r *Rig) startEngine(ctx context.Context) error {
 	if err := EngineRuns(); err != nil {
 		return fmt.Errorf("start a Docker Engine: %w", err)
@@ -106,7 +106,7 @@ func (r *Rig) startEngine(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// A box has cgroups, so no process that the engine starts can be lost.
+	// The cgroups of a box keep track of every process that the engine starts.
 	box, err := r.Sandboxes.Create(sandbox.Spec{Name: r.id + "-engine", Network: r.Node})
 	if err != nil {
 		return err
@@ -143,7 +143,7 @@ func (r *Rig) startEngine(ctx context.Context) error {
 	if err := r.engine.answers(ctx, log.Name()); err != nil {
 		return err
 	}
-	// An empty archive: the containers have this program mounted, and nothing else.
+	// The image is an empty archive: containers have only this program, mounted.
 	_, err = r.engine.run(ctx, bytes.NewReader(make([]byte, 1024)), "import", "-", image)
 	return err
 }
@@ -233,9 +233,9 @@ func (e *engine) container(ctx context.Context, name string, flags ...string) (p
 	return strconv.Atoi(out)
 }
 
-// Prepare creates a container with some labels. Once start is called, which returns when docker start
-// does, it generates traffic without counting it; args are as load.Main takes them. The caller calls
-// remove. The rig must have the path Docker.
+// Prepare creates a container with labels. start runs docker start; the container then generates
+// uncounted traffic with the arguments args of load.Main. The caller calls remove. The rig must have the
+// path Docker.
 func (r *Rig) Prepare(ctx context.Context, name string, labels []string, args ...string) (start, remove func(context.Context) error, err error) {
 	if r.engine == nil {
 		return nil, nil, fmt.Errorf("make container %s: the rig has no Docker Engine", name)
@@ -255,8 +255,7 @@ func (r *Rig) Prepare(ctx context.Context, name string, labels []string, args ..
 	return run("start", name), run("rm", "-f", name), run(append(create, args...)...)(ctx)
 }
 
-// stop ends the engine. Remains of its containers go with the rig's cgroups, and its state with the
-// rig.
+// stop ends the engine. Its containers go with the rig's cgroups, and its state with the rig.
 func (e *engine) stop() {
 	e.process.Signal(unix.SIGTERM)
 	select {

@@ -21,11 +21,11 @@ import (
 // on each. The first host's processes are pinned to CPU 0, the second's to CPU 1.
 type Overlay struct {
 	Hosts [2]*Rig
-	// Tunnels are the network namespaces with the tunnel devices: the hosts' own on the path
-	// Routed, nil on the path Swarm.
+	// Tunnels are the network namespaces with the tunnel devices. On the path Routed they are the
+	// hosts' network namespaces, on the path Swarm nil.
 	Tunnels [2]*sandbox.Box
 
-	Addrs [2]string // of the containers on the overlay network
+	Addrs [2]string // addresses of the containers on the overlay network
 }
 
 // The names and addresses in an overlay. A host's device on the wire is NICDevice. The first host
@@ -36,23 +36,23 @@ const (
 	Client = "client"
 	Server = "server"
 
-	// On the path Routed, as Flannel builds it: each host has a network of its own for containers,
-	// behind a bridge with the address of their gateway, and a route through the tunnel device to
-	// the other host's network.
+	// The path Routed is built like Flannel's network: each host has a separate network for containers
+	// behind a bridge, which has the address of their gateway, and a route through the tunnel device
+	// to the other host's network.
 	RoutedTunnel = "flannel.1"
 	routedVNI    = 1
 	routedPort   = 8472
 	gatewayPort  = "cni0"
-	// On the path Bridged, as Docker Swarm builds it: the bridge and the tunnel device, one of its
-	// ports, are in a network namespace of their own, and the containers are in one network.
+	// The path Bridged is built like Docker Swarm's network: a separate network namespace has the
+	// bridge and the tunnel device, which is one of its ports. All containers are in one network.
 	BridgedTunnel = "vxlan0"
 	bridgedVNI    = 4097
 	bridgedPort   = 4789
 	tunnelBridge  = "br0"
 	tunnelNetNS   = "netns" // file in a TempDir: the namespace, mounted where an agent sees it
 
-	// ServiceAddr is the address of a service whose backend is the second host's container, as
-	// kube-proxy leads to it.
+	// ServiceAddr is the address of a service with the second host's container as its backend, by
+	// DNAT as from kube-proxy.
 	ServiceAddr = "10.112.0.10"
 )
 
@@ -90,7 +90,7 @@ func NewOverlay(ctx context.Context, path Path) (_ *Overlay, err error) {
 	o.Addrs = [2]string{address(0), address(1)}
 	if path == Routed {
 		join = o.routed
-		o.Addrs = [2]string{"10.111.0.2", "10.111.1.2"} // of two networks; see subnet
+		o.Addrs = [2]string{"10.111.0.2", "10.111.1.2"} // in two networks; see subnet
 	}
 	for host, r := range o.Hosts {
 		o.Tunnels[host] = r.Node
@@ -136,8 +136,8 @@ func manyPorts(b *sandbox.Box) error {
 	return errors.Join(b.Sysctl("ipv4/tcp_tw_reuse", "1"), b.Sysctl("ipv4/ip_local_port_range", "10000 60000"))
 }
 
-// hostRules are the minimum that hosts of containers have: connection tracking of forwarded and own
-// packets, source NAT for packets that leave the network %s, and a service of the second container.
+// hostRules is the minimum on a host of containers: connection tracking of forwarded and local packets,
+// source NAT for packets that leave the network %s, and a service of the second container.
 const hostRules = `
 table ip flhost {
 	chain prerouting { type nat hook prerouting priority dstnat; ip daddr %[2]s dnat to %[3]s; }
@@ -239,7 +239,7 @@ func (r *Rig) join(at *sandbox.Box, bridge, addr, mac string) error {
 	return errors.Join(at.Change(port, mtu), at.Change(bridge, mtu), r.Boxes[0].Change("eth0", mtu))
 }
 
-// mount gives a network namespace a file. By that an agent knows that no container created it.
+// mount mounts a network namespace on a file, which shows an agent that no container created it.
 func (r *Rig) mount(netns string) error {
 	dir, err := r.TempDir("tunnel")
 	if err != nil {
@@ -255,7 +255,7 @@ func (r *Rig) mount(netns string) error {
 	return nil
 }
 
-// unmount undoes mount in a directory that TempDir made; it does nothing in any other.
+// unmount undoes mount in a directory that TempDir made. It has no effect in any other directory.
 func unmount(dir string) { unix.Unmount(filepath.Join(dir, tunnelNetNS), unix.MNT_DETACH) }
 
 // The overlay network of the path Swarm.
@@ -264,8 +264,8 @@ const (
 	swarmSubnet  = "10.216.0.0/24"
 )
 
-// swarm starts an engine on each host, joins them to a Swarm, and starts the containers in
-// an overlay network of its own.
+// swarm starts an engine on each host, joins them to a Swarm, and starts the containers in a new
+// overlay network.
 func (o *Overlay) swarm(ctx context.Context) error {
 	for _, r := range o.Hosts {
 		if err := r.startEngine(ctx); err != nil {
@@ -304,8 +304,8 @@ func (o *Overlay) swarm(ctx context.Context) error {
 	return nil
 }
 
-// join makes the engine a worker of a Swarm; manager is the manager's address. After a while Docker
-// continues to join in the background.
+// join makes the engine a worker of a Swarm. manager is the manager's address. docker swarm join may
+// time out, and then continues in the background.
 func (e *engine) join(ctx context.Context, token, own, manager string) error {
 	_, joined := e.run(ctx, nil, "swarm", "join", "--token", token, "--advertise-addr", own, manager+":2377")
 	for end := time.Now().Add(time.Minute); ; {
@@ -324,8 +324,8 @@ func (e *engine) join(ctx context.Context, token, own, manager string) error {
 	}
 }
 
-// showTunnel mounts the network namespace of the overlay network where an agent sees it, as it
-// would see Docker's own mount: this engine has a mount namespace of its own.
+// showTunnel mounts the network namespace of the overlay network where an agent sees it. It replaces
+// Docker's own mount, which is hidden in the mount namespace of this engine.
 func (r *Rig) showTunnel() error {
 	// Docker names the namespace of an overlay network 1- and the network's id, and the namespace
 	// of its load balancer lb_ and the id.

@@ -25,13 +25,13 @@ import (
 //go:generate go tool bpf2go -target bpfel -cc $BPF2GO_CC -strip $BPF2GO_STRIP -no-global-types stopwatch stopwatch.bpf.c -- -O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu
 //go:generate go tool bpf2go -target bpfel -cc $BPF2GO_CC -strip $BPF2GO_STRIP -no-global-types -type stamp tap tap.bpf.c -- -O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu
 
-// probe is attached programs of the rig's own.
+// probe holds attached BPF programs of the rig.
 type probe struct {
 	object *bpf.Object
 	links  bpf.Links
 }
 
-// open loads the maps and variables of a probe into objs, and attaches some of its programs.
+// open loads the maps and variables of a probe into objs, and attaches the named programs.
 func (p *probe) open(name string, read func() (*ebpf.CollectionSpec, error), vars bpf.Vars, objs any, programs ...string) (err error) {
 	if p.object, err = bpf.Open(name, read, vars, nil); err == nil {
 		err = p.object.Load(objs, nil)
@@ -49,7 +49,7 @@ func (p *probe) open(name string, read func() (*ebpf.CollectionSpec, error), var
 // Close removes the programs.
 func (p *probe) Close() error { return errors.Join(p.links.Close(), p.object.Close()) }
 
-// nic returns what identifies the NIC to programs: the inode of its network namespace, and its index.
+// nic returns the inode of the NIC's network namespace and its index, by which programs identify it.
 func (r *Rig) nic() (netns, index uint32, err error) {
 	ns, err := netdev.Open(r.Node.NetNS())
 	if err != nil {
@@ -69,9 +69,9 @@ type Queue struct {
 	}
 }
 
-// Queue begins to measure packets of so many bytes, link header included, that leave by the NIC: from
-// the moment the kernel has a packet for the root qdisc, whatever its kind, to the moment the driver
-// gets it. All packets of the machine pay for it, some ten nanoseconds each. The caller closes it.
+// Queue starts to measure packets that leave by the NIC and have this length in bytes, with the link
+// header. It measures from the hand-over to the root qdisc, of any kind, to the hand-over to the driver.
+// It costs every packet of the machine some 10 ns. The caller closes it.
 func (r *Rig) Queue(length int) (*Queue, error) {
 	netns, index, err := r.nic()
 	if err != nil {
@@ -82,7 +82,7 @@ func (r *Rig) Queue(length int) (*Queue, error) {
 	return q, q.open("queue", loadQueue, vars, &q.objs, queueProgFlSent, queueProgFlQueued)
 }
 
-// Waits are the delays of packets since the start, and how many packets were missed.
+// Waits holds the delays of packets since the start, and the number of missed packets.
 type Waits struct {
 	*hist.Histogram
 	Missed uint64
@@ -112,11 +112,11 @@ type Tap struct {
 	}
 }
 
-// Trip is one request and its reply, as times of the monotonic clock.
+// Trip is one request and its reply, in times of the monotonic clock.
 type Trip struct{ Asked, Answered time.Duration }
 
-// Tap begins to record requests to a port outside and their replies. One request is under way at a
-// time. The caller closes it.
+// Tap starts to record requests to a port outside, and their replies. Only one request may be under way
+// at a time. The caller closes the Tap.
 func (r *Rig) Tap(port uint16) (*Tap, error) {
 	netns, index, err := r.nic()
 	if err != nil {
@@ -127,8 +127,8 @@ func (r *Rig) Tap(port uint16) (*Tap, error) {
 	return t, t.open("tap", loadTap, vars, &t.objs, tapProgFlIn, tapProgFlOut)
 }
 
-// Trips returns the answered requests, in order. A request that is sent again counts from the last
-// time.
+// Trips returns the answered requests in order. A request that was sent again counts from the last time
+// that it was sent.
 func (t *Tap) Trips() (trips []Trip, err error) {
 	var taken uint32
 	if err := t.objs.Taken.Get(&taken); err != nil {
@@ -151,11 +151,11 @@ func (t *Tap) Trips() (trips []Trip, err error) {
 	return trips, nil
 }
 
-// Stopwatch measures the softirqs of the network by its own programs. The programs of a tracepoint
-// run in the order of their attachment. A stopwatch that is made before the accounts' programs and
-// started after them measures what lies inside them, without their own time. A stopwatch that is
-// also started before them begins and ends a moment before they do, and so measures the same time
-// as they do.
+// Stopwatch measures network softirqs with separate programs. The programs of a tracepoint run in the
+// order in which they were attached. A stopwatch that is created before the accounts' programs and
+// started after them measures the work between them, without their own time. A stopwatch that is
+// created and started before them begins and ends a moment earlier than they do, so it measures the
+// same time as they do.
 type Stopwatch struct {
 	probe
 	objs struct {
@@ -163,7 +163,7 @@ type Stopwatch struct {
 	}
 }
 
-// NewStopwatch creates a stopwatch that stands still. The caller closes it.
+// NewStopwatch creates a stopped stopwatch. The caller closes it.
 func NewStopwatch() (*Stopwatch, error) {
 	w := new(Stopwatch)
 	return w, w.open("stopwatch", loadStopwatch, nil, &w.objs, stopwatchProgFlSoftirqEnd)
@@ -192,10 +192,9 @@ func (w *Stopwatch) Read() (sum time.Duration, byCPU []time.Duration, err error)
 	return sum, byCPU, nil
 }
 
-// Drop starts or stops to drop all packets from outside, by XDP at the NIC of the path NIC. A real
-// NIC is polled on the CPU of its interrupt; this one, a veth, is polled on the sender's CPU, and so
-// is its XDP. It therefore stands for a drop that costs the containers' CPU nothing, such as one in
-// hardware.
+// Drop starts or stops dropping all packets from outside, by XDP at the NIC of the path NIC. A real
+// NIC is polled on the CPU of its interrupt, but this veth and its XDP program run on the sender's CPU.
+// So the drop costs the containers' CPU nothing, like a drop in hardware.
 func (r *Rig) Drop(on bool) error {
 	if on == r.dropping {
 		return nil
@@ -210,7 +209,7 @@ func (r *Rig) Drop(on bool) error {
 		if err != nil {
 			return err
 		}
-		defer p.Close() // the device holds it
+		defer p.Close() // the device keeps the program
 		program = p.FD()
 	}
 	err := r.Node.Do(func() error {
@@ -227,8 +226,8 @@ func (r *Rig) Drop(on bool) error {
 	return nil
 }
 
-// Ftrace is a recording of tracepoints by the kernel's own tracer, as trace-cmd makes it. It has
-// its own instance, and reads and discards the instance's buffers.
+// Ftrace records tracepoints with the kernel's own tracer, as trace-cmd does. It uses a separate
+// instance, and reads and discards the instance's buffers.
 type Ftrace struct {
 	fs   *os.File // tracefs, mounted nowhere
 	dir  string   // of the instance
@@ -279,8 +278,8 @@ func openTracefs() (*os.File, error) {
 
 func instances(fs *os.File) string { return filepath.Join(fs.Name(), "instances") }
 
-// discard reads the recording until stop is closed. It never waits for events: a wakeup for each of
-// them would disturb the measurement.
+// discard reads the recording until stop is closed. It does not wait for events, because a wakeup for
+// each event would disturb the measurement.
 func (f *Ftrace) discard() {
 	defer close(f.done)
 	var cpus []int
@@ -288,7 +287,7 @@ func (f *Ftrace) discard() {
 		pipe := filepath.Join(f.dir, "per_cpu", fmt.Sprintf("cpu%d", len(cpus)), "trace_pipe_raw")
 		fd, err := unix.Open(pipe, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 		if err != nil {
-			break // there are no more
+			break // no more CPUs
 		}
 		defer unix.Close(fd)
 		cpus = append(cpus, fd)
@@ -329,7 +328,7 @@ func (f *Ftrace) Close() (read uint64, err error) {
 func sweepFtrace() error {
 	fs, err := openTracefs()
 	if err != nil {
-		return nil // without tracefs there are none
+		return nil // no tracefs, no instances
 	}
 	defer fs.Close()
 	left, _ := filepath.Glob(filepath.Join(instances(fs), ftracePrefix+"*"))

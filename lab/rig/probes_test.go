@@ -43,7 +43,7 @@ func TestQueue(t *testing.T) {
 		took := time.Since(start)
 		var waited *hist.Histogram
 		for end := time.Now().Add(90 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-			if waited = read().Since(before); waited.Count() >= sent { // what is in the queue has to leave
+			if waited = read().Since(before); waited.Count() >= sent { // packets in the queue have to leave
 				break
 			}
 		}

@@ -1,10 +1,10 @@
-// Package rig builds the test beds of the experiments out of sandboxes: containers that share CPU
-// 0, by quota where they have one (the first is the victim of the netcpu experiment), and an
-// outside on CPU 1 with packets that are all processed on CPU 0, by RPS.
+// Package rig builds the test beds of the experiments from sandboxes. The containers share CPU 0, by
+// quota if they have one; the first is the victim of the netcpu experiment. The outside sends from
+// CPU 1, and RPS makes CPU 0 process all of its packets.
 //
-// A rig is a host of its own, network namespace included: it does not touch the machine's network,
-// and an agent that is to protect the rig's containers runs inside Node. The rig measures nothing
-// (package bench does) and protects nothing.
+// A rig is a separate host with its own network namespace, so it does not touch the machine's network.
+// An agent that protects the rig's containers runs inside Node. The rig itself neither measures
+// (package bench does) nor protects.
 package rig
 
 import (
@@ -28,12 +28,12 @@ import (
 // Path is the path of the sender's packets to the receiver.
 type Path string
 
-// The paths. Hop leads from the host into the receiver by one veth. NIC is a veth with two queues
-// and its far end outside: NIC, bridge, veth. Docker is the same with containers of the rig's own
-// Docker Engine in place of sandboxes, behind its default bridge: only they send. VXLAN is
-// NIC with a tunnel from outside to the bridge. Macvlan gives each container a device on the NIC;
-// on Host they use the NIC itself. Local gives them no network. Routed, Bridged and Swarm belong to
-// the two hosts of an overlay network, which NewOverlay builds.
+// The paths. Hop leads from the host into the receiver by one veth. NIC leads by a NIC, a bridge and a
+// veth; the NIC is a veth with two queues and its far end outside. Docker is like NIC, with containers
+// of a Docker Engine in the rig instead of sandboxes, behind its default bridge; only they send. VXLAN
+// is NIC with a tunnel from outside to the bridge. Macvlan gives each container a device on the NIC.
+// With Host containers use the NIC itself, with Local they have no network. Routed, Bridged and Swarm
+// are paths between the two hosts of an overlay network, which NewOverlay builds.
 const (
 	Hop     Path = "hop"
 	NIC     Path = "nic"
@@ -47,22 +47,22 @@ const (
 	Swarm   Path = "swarm"
 )
 
-// Config describes the rig to build. The zero value is a hop, half and half.
+// Config describes a rig. The zero value is the path Hop with two containers of half a CPU each.
 type Config struct {
 	Path Path
 	// Containers are pinned to CPU 0, or to their own CPU. The first is the victim, the others are
-	// its neighbours; the paths Hop and Docker have room for one neighbour. None is Pair(50, 50).
+	// its neighbours. The paths Hop and Docker have room for one neighbour. Empty is Pair(50, 50).
 	Containers []Container
-	// Unsteered leaves the packets to the CPU that sent them: no CPU sends another an IPI.
+	// Unsteered leaves packets on the CPU that sent them, so no CPU sends another an IPI.
 	Unsteered bool
 }
 
 // Container is one container of a rig. It has the default cpu.shares.
 type Container struct {
 	Name  string  // unique in the rig; its sandbox is called ID-Name
-	Quota float64 // percent of its CPU; 0 sets none
-	// CPU is where it runs: SharedCPU, or SenderCPU for a client of the others. On the path Local
-	// it is any, and all are below one group, as an engine's are.
+	Quota float64 // percent of its CPU; 0: none
+	// CPU is SharedCPU, or SenderCPU for a client of the others. On the path Local containers run on
+	// any CPU, and have a common parent cgroup like an engine's containers.
 	CPU int
 }
 
@@ -87,21 +87,20 @@ const SharedCPU = 0
 // The properties of a rig.
 const (
 	SenderCPU = 1
-	// The sender is the outside: other work on its CPU must not change the load.
+	// The sender stands for the outside, so other work on its CPU must not change the load.
 	senderNice = "-20"
 
 	outsideAddr = "10.111.0.1"
 	outsideMAC  = "02:f1:00:00:00:01"
-	// The addresses below the tunnel of the path VXLAN.
+	// Outer addresses of the tunnel on the path VXLAN.
 	tunnelAddr     = "10.113.0.1"
 	tunnelNodeAddr = "10.113.0.254"
 	nodeAddr       = "10.111.0.254"
 	nodeMAC        = "02:f1:00:00:00:fe"
 	port           = "9000"
 
-	// NICDevice is the name of the NIC in Node, on the path NIC; the sender's packets arrive by its
-	// queue SenderCPU. The host ends of the containers' veths are called PortPrefix and the
-	// container's name.
+	// NICDevice is the name of the NIC in Node, on the path NIC. The sender's packets arrive by its
+	// queue SenderCPU. The name of a container's host end is PortPrefix and the container's name.
 	NICDevice    = "flnic"
 	Bridge       = "flbr0"
 	TunnelDevice = "flvx0" // on the path VXLAN, in Node and in Outside
@@ -112,36 +111,36 @@ const (
 func address(i int) string { return fmt.Sprintf("10.111.0.%d", 2+i) }
 func mac(i int) string     { return fmt.Sprintf("02:f1:00:00:00:%02x", 2+i) }
 
-// maxContainers is how many containers have an address below the host's.
+// maxContainers is the number of container addresses below the host's address.
 const maxContainers = 200
 
 // Rig is a built test bed.
 type Rig struct {
 	Config
-	Sandboxes *sandbox.Host  // the containers of the rig, as a source
+	Sandboxes *sandbox.Host  // host of the rig's containers
 	Node      *sandbox.Box   // the host's network namespace
-	Outside   *sandbox.Box   // the sender's box; on a Hop the same as Node; nil on Local and an overlay
-	Boxes     []*sandbox.Box // the containers, in the order of Config
-	// DockerHost is the address of the engine of the path Docker, in the form of DOCKER_HOST; else
-	// "".
+	Outside   *sandbox.Box   // the sender's box; Node on the path Hop; nil on Local and in an overlay
+	Boxes     []*sandbox.Box // containers, in the order of Config
+	// DockerHost is the address of the rig's Docker Engine, in the form of DOCKER_HOST; "" without an
+	// engine.
 	DockerHost string
 
 	id     string
 	cpu    int      // of processes in Node
 	temp   []string // directories that TempDir made
 	engine *engine
-	load   []*Generator // started, and not ended by Stop
+	load   []*Generator // started by Start or Serve
 
 	dropping bool // see Drop
 }
 
-// Victim is the first container.
+// Victim returns the first container.
 func (r *Rig) Victim() *sandbox.Box { return r.Boxes[0] }
 
-// Neighbours are the containers after the first.
+// Neighbours returns the containers after the first.
 func (r *Rig) Neighbours() []*sandbox.Box { return r.Boxes[1:] }
 
-// Prefix is the prefix of the names of the rig's containers, and of no other names.
+// Prefix returns the prefix of the names of the rig's containers. No other container has it.
 func (r *Rig) Prefix() string { return r.id + "-" }
 
 var serial atomic.Uint32
@@ -183,7 +182,7 @@ func newRig(ctx context.Context, cfg Config, cpu int) (*Rig, error) {
 	return r, nil
 }
 
-// Sweep removes what killed processes have left of their rigs.
+// Sweep removes the remains of rigs of killed processes.
 func Sweep() error {
 	dirs, err := filepath.Glob(filepath.Join(stateParent, "rig-fl*"))
 	if err != nil {
@@ -243,7 +242,7 @@ func (r *Rig) Close() error {
 	for _, dir := range r.temp {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
-	os.Remove(stateParent) // fails while anything else is there
+	os.Remove(stateParent) // fails unless it is empty
 	return err
 }
 
@@ -264,7 +263,7 @@ func (r *Rig) build(ctx context.Context, id string) error {
 	}
 	for _, c := range r.Containers {
 		if r.Path == Docker || r.Path == Swarm {
-			break // its engine makes them
+			break // the engine creates the containers
 		}
 		spec := sandbox.Spec{Name: id + "-" + c.Name, CPU: c.cpu()}
 		switch r.Path {
@@ -299,7 +298,7 @@ func (r *Rig) build(ctx context.Context, id string) error {
 			err = r.docker(ctx)
 		}
 	case Local, Routed, Bridged, Swarm:
-		return nil // NewOverlay joins two of the latter
+		return nil // NewOverlay joins the hosts of an overlay
 	}
 	if err != nil {
 		return err
@@ -307,7 +306,7 @@ func (r *Rig) build(ctx context.Context, id string) error {
 	return r.steer()
 }
 
-// create creates a sandbox without IPv6, because the kernel's own IPv6 traffic would interfere.
+// create creates a sandbox without IPv6, because the kernel's own IPv6 packets would interfere.
 func (r *Rig) create(spec sandbox.Spec) (*sandbox.Box, error) {
 	b, err := r.Sandboxes.Create(spec)
 	if err != nil {

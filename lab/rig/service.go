@@ -17,10 +17,10 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// Service is a real server program of Debian's. Ask starts its clients.
+// Service is a real server program from Debian. Ask starts its clients.
 type Service string
 
-// The services. Each uses one thread, or one process, to answer.
+// The services. Each answers with one thread or one process.
 const (
 	Redis     Service = "redis"
 	Memcache  Service = "memcached"
@@ -35,8 +35,7 @@ const (
 	PortNumber = 9000
 )
 
-// The sizes of the answers that Ask may ask for, in bytes. Services other than Nginx have
-// answers of any size.
+// The sizes of answers that Ask may request from Nginx, in bytes. Other services answer with any size.
 const (
 	PageSize  = 1000
 	LargePage = 1 << 20
@@ -50,7 +49,7 @@ func (s Service) Package() string {
 	return string(s)
 }
 
-// Program returns the path of a service's program, "" if it is not installed.
+// Program returns the path of a service's program, or "" if it is not installed.
 func (s Service) Program() string {
 	name := string(s)
 	switch s {
@@ -123,7 +122,7 @@ func (r *Rig) Serve(ctx context.Context, s Service, box *sandbox.Box) (*Generato
 	})
 }
 
-// nginxConfig has one process that never closes a connection, and logs nothing.
+// nginxConfig runs one process that never closes a connection and logs nothing.
 const nginxConfig = `
 daemon off;
 user root;
@@ -137,8 +136,8 @@ http {
 }
 `
 
-// postgres creates a database in dir, and returns the command to serve it: not as root, which
-// PostgreSQL refuses.
+// postgres creates a database in dir and returns the command that serves it. The command drops root,
+// because PostgreSQL refuses to run as root.
 func postgres(program, dir string) (string, []string, error) {
 	u, err := user.Lookup(serveUser)
 	if err != nil {
@@ -166,20 +165,20 @@ func postgres(program, dir string) (string, []string, error) {
 	return setpriv, append(as, program, "-D", data, "-p", port, "-c", "listen_addresses=0.0.0.0", "-c", "unix_socket_directories="), nil
 }
 
-// Ask starts a client of the service in the container server, in one of the rig's sandboxes, with
-// conns connections. Each connection waits for an answer of size bytes before it asks again. The
-// client starts paused.
+// Ask starts a client in one of the rig's sandboxes, for the service in the container with index server.
+// Each of its conns connections waits for an answer of size bytes before it asks again. The client
+// starts paused.
 func (r *Rig) Ask(ctx context.Context, s Service, server int, client *sandbox.Box, conns, size int) (*Generator, error) {
 	return r.Start(ctx, client, "rr-client", "--proto", s.Proto(), "--size", strconv.Itoa(size),
 		"--conns", strconv.Itoa(conns), "--to", r.At(server, PortNumber), "--rate", "0")
 }
 
-// Connected reports whether the service of a process still has a connection: to a client, or to a
-// client that is gone and left answers that the kernel retransmits.
+// Connected reports whether the service of a process still has a connection. The client may have gone
+// and left answers that the kernel retransmits.
 func Connected(pid int) bool { return atPort(pid, connected) }
 
-// Retransmitted returns how many TCP segments were retransmitted so far in the network namespaces of
-// some processes.
+// Retransmitted returns the number of TCP segments that the network namespaces of some processes have
+// retransmitted.
 func Retransmitted(pids ...int) (sum uint64, err error) {
 	for _, pid := range pids {
 		p, err := procfs.NewProc(pid)
@@ -195,8 +194,8 @@ func Retransmitted(pids ...int) (sum uint64, err error) {
 	return sum, nil
 }
 
-// atPort reports whether the network namespace of a process has a TCP socket at the rig's port in a
-// state that in accepts.
+// atPort reports whether the network namespace of a process has a TCP socket at the rig's port for
+// which in returns true.
 func atPort(pid int, in func(state string) bool) bool {
 	for _, table := range []string{"tcp", "tcp6"} {
 		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table)) // a host may have no IPv6

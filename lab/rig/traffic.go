@@ -17,7 +17,7 @@ import (
 
 // Generator is a load generator, or a real server, that runs in the rig.
 type Generator struct {
-	*load.Board // nil of a real server
+	*load.Board // nil for a real server
 	*sandbox.Process
 
 	stopped bool
@@ -46,7 +46,7 @@ func (g *Generator) Ended() error {
 	return nil
 }
 
-// Stop ends all that Start and Serve have started, the last first: clients before their servers.
+// Stop ends all generators of Start and Serve, the last first, so clients end before their servers.
 func (r *Rig) Stop() error {
 	slices.Reverse(r.load)
 	err := Stop(r.load...)
@@ -54,7 +54,7 @@ func (r *Rig) Stop() error {
 	return err
 }
 
-// Ended returns an error if any of that has ended without a Stop.
+// Ended returns an error if any generator has ended without a Stop.
 func (r *Rig) Ended() error {
 	var errs []error
 	for _, g := range r.load {
@@ -63,13 +63,13 @@ func (r *Rig) Ended() error {
 	return errors.Join(errs...)
 }
 
-// Freeze stops the generator so that it costs nothing at all, until Thaw.
+// Freeze stops the generator until Thaw, so that it uses no CPU time.
 func (g *Generator) Freeze() error { return g.Signal(unix.SIGSTOP) }
 
 // Thaw resumes the generator.
 func (g *Generator) Thaw() error { return g.Signal(unix.SIGCONT) }
 
-// cpusOf returns the CPUs of the processes in a sandbox; none is all.
+// cpusOf returns the CPUs for processes in a sandbox; empty: all.
 func (r *Rig) cpusOf(box *sandbox.Box) []int {
 	i := slices.Index(r.Boxes, box)
 	switch {
@@ -85,9 +85,8 @@ func (r *Rig) cpusOf(box *sandbox.Box) []int {
 	return []int{SharedCPU}
 }
 
-// Start runs a load generator (args as load.Main takes them) in one of the rig's sandboxes, and
-// waits until it is at work. In Outside it runs on the sender's CPU. It ends with the rig, or by
-// Stop.
+// Start runs a load generator with the arguments args of load.Main in one of the rig's sandboxes, and
+// waits until it is ready. In Outside it runs on the sender's CPU. It ends with the rig or by Stop.
 func (r *Rig) Start(ctx context.Context, box *sandbox.Box, args ...string) (*Generator, error) {
 	cmd, board, err := load.Command(args...)
 	if err != nil {
@@ -108,11 +107,10 @@ func (r *Rig) Start(ctx context.Context, box *sandbox.Box, args ...string) (*Gen
 // Kind is a kind of traffic.
 type Kind string
 
-// The kinds of traffic. UDP is 1400-byte datagrams at the rate of the sender's board, from a socket
-// with the kernel's default buffer: on one machine, the sender then waits while some 90 of them are
-// in this host's queues. Overrun is the same from a sender that never waits. TCP is bulk; UDPRR and
-// TCPRR are requests and responses of 64 bytes, over 16 connections unless Traffic.Conns says
-// otherwise.
+// The kinds of traffic. UDP sends datagrams of 1400 bytes at the rate of the sender's board, from a
+// socket with the kernel's default buffer. On one machine the sender waits while some 90 of them are in
+// the host's queues. Overrun is UDP from a sender that never waits. TCP is bulk. UDPRR and TCPRR are
+// requests and responses of 64 bytes, over 16 connections unless Traffic.Conns is set.
 const (
 	UDP     Kind = "udp"
 	Overrun Kind = "udp-overrun"
@@ -124,24 +122,23 @@ const (
 // Traffic is a load between the outside and neighbours of the victim.
 type Traffic struct {
 	Kind Kind
-	// Out is from the neighbours to the outside; else they receive. The outside always sends the
-	// requests.
+	// Out makes the neighbours send to the outside. Otherwise they receive. The outside always sends
+	// the requests.
 	Out bool
-	// Uneven sends the first neighbour three UDP datagrams for each one of another's, in rows of
-	// 100, so that many datagrams share the cost of waking a receiver.
+	// Uneven sends the first neighbour three UDP datagrams for each datagram to another neighbour, in
+	// rows of 100, so that many datagrams share the cost of waking a receiver.
 	Uneven bool
-	// Fair has the sender take turns with other processes on its CPU; else the sender goes first.
+	// Fair makes the sender take turns with other processes on its CPU. Otherwise the sender goes first.
 	Fair bool
-	// Within has the first container send in place of the outside: one neighbour on the bridge to
-	// another.
+	// Within makes the first container send instead of the outside, over the bridge.
 	Within bool
-	// Neighbours is how many neighbours take part, from the first on; 0 is all.
+	// Neighbours is the number of neighbours that take part, from the first on; 0: all.
 	Neighbours int
-	// Conns is the total number of connections, at least one for each neighbour; 0 is one, or 16 of
-	// requests.
+	// Conns is the total number of connections, at least one for each neighbour; 0: one for each, for
+	// requests at least 16 in total.
 	Conns int
-	// Congestion is the congestion control of bulk TCP; "" is cubic, whatever the machine's
-	// default. BBR paces: it sends from timers, in a softirq outside the network stack's own.
+	// Congestion is the congestion control of bulk TCP; "": cubic, whatever the machine's default is.
+	// BBR paces: it sends from timers, in a softirq other than the network's.
 	Congestion string
 }
 
@@ -155,7 +152,7 @@ type Running struct {
 // Stop ends the traffic.
 func (t *Running) Stop() error { return errors.Join(Stop(t.Senders...), Stop(t.Receivers...)) }
 
-// Stop ends generators; nil is none.
+// Stop ends generators. It ignores nil.
 func Stop(all ...*Generator) error {
 	var errs []error
 	for _, g := range all {
@@ -185,7 +182,7 @@ func (t *Running) SetRate(perSecond uint64) error {
 	return errors.Join(errs...)
 }
 
-// Send starts traffic, paused: SetRate resumes it. What an error leaves ends with the rig.
+// Send starts traffic, paused until SetRate. Generators that an error leaves behind end with the rig.
 func (r *Rig) Send(ctx context.Context, t Traffic) (*Running, error) {
 	boxes := r.Neighbours()
 	if t.Neighbours > 0 {
@@ -255,7 +252,7 @@ func uneven(targets []string) (all []string) {
 	return all
 }
 
-// commands returns the generators of both sides, as load.Main takes them.
+// commands returns the arguments of load.Main for the generators of both sides.
 func (t Traffic) commands() (send, recv []string, err error) {
 	switch t.Kind {
 	case UDP, Overrun:
@@ -263,8 +260,8 @@ func (t Traffic) commands() (send, recv []string, err error) {
 		if t.Kind == Overrun {
 			send = append(send, "--buffer", "8388608")
 		}
-		// The receiver gets no turn for some milliseconds while the victim runs. Datagrams that
-		// arrive meanwhile must not be lost for want of a buffer.
+		// The receiver waits for some milliseconds while the victim runs. Its buffer must hold the
+		// datagrams that arrive meanwhile.
 		recv = []string{"udp-recv", "--buffer", "8388608"}
 	case TCP:
 		send, recv = []string{"tcp-send", "--congestion", cmp.Or(t.Congestion, "cubic")}, []string{"tcp-recv"}

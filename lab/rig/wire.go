@@ -28,7 +28,7 @@ func (r *Rig) wireHop() error {
 	)
 }
 
-// wireNIC creates the NIC, a port of a bridge or with an address of its own.
+// wireNIC creates the NIC. It is a port of bridge, or has an address if bridge is "".
 func (r *Rig) wireNIC(bridge string) error {
 	nic := sandbox.End{Box: r.Node, Name: NICDevice, MAC: nodeMAC, Queues: 2, Bridge: bridge}
 	outside := sandbox.End{Box: r.Outside, Name: "eth0", Addr: prefix(outsideAddr), MAC: outsideMAC, Queues: 2}
@@ -76,12 +76,12 @@ func (r *Rig) tunnel() error {
 	return nil
 }
 
-// tunnelMTU is the inner MTU that fits into a packet of 1500 bytes.
+// tunnelMTU is the inner MTU that fits into an outer packet of 1500 bytes.
 const tunnelMTU = 1450
 
 // wireBridge joins the containers to the bridge.
 func (r *Rig) wireBridge() error {
-	port, outside := NICDevice, "eth0" // by which packets arrive
+	port, outside := NICDevice, "eth0" // devices on both sides of the wire or tunnel
 	if r.Path == VXLAN {
 		port, outside = TunnelDevice, TunnelDevice
 	}
@@ -116,9 +116,9 @@ func (r *Rig) wireMacvlans() error {
 	return nil
 }
 
-// steer moves all receive work of the host to the shared CPU. Otherwise a veth's packets are
-// received on the CPU of the sender, and disturb no container. Packets to the outside are received
-// on the outside's CPU.
+// steer moves all receive work of the host to the shared CPU. Otherwise the sender's CPU would receive
+// a veth's packets, and they would disturb no container. The outside's CPU receives packets to the
+// outside.
 func (r *Rig) steer() error {
 	if r.Unsteered {
 		return nil
@@ -127,7 +127,7 @@ func (r *Rig) steer() error {
 	var errs []error
 	for i, b := range r.Boxes {
 		if r.Path == Hop && i == 0 || r.Path == Host {
-			continue // it has no device of its own
+			continue // the container has no device
 		}
 		errs = append(errs, b.SetQueues("eth0", "rx", "rps_cpus", shared))
 	}
@@ -137,15 +137,15 @@ func (r *Rig) steer() error {
 	return errors.Join(append(errs,
 		r.Node.SetQueues(NICDevice, "rx", "rps_cpus", shared),
 		r.Outside.SetQueues("eth0", "rx", "rps_cpus", func(int) string { return fmt.Sprintf("%x", 1<<SenderCPU) }),
-		// A veth's receive queue is the sender's transmit queue. Each CPU gets one, so all of the
-		// sender's packets arrive by queue SenderCPU.
+		// A veth's receive queue is the sender's transmit queue. Each CPU gets one transmit queue, so
+		// all of the sender's packets arrive by queue SenderCPU.
 		r.Outside.SetQueues("eth0", "tx", "xps_cpus", func(q int) string { return fmt.Sprintf("%x", 1<<q) }),
 	)...)
 }
 
 // Class is the tc class that an operator would create for one container by hand.
 type Class struct {
-	Container  int // in the order of Config.Containers
+	Container  int // index in Config.Containers
 	Rate, Ceil uint64
 	Prio       uint32
 }
@@ -155,16 +155,16 @@ const (
 	restMinor = 0xfff1 // the class of packets that match no filter
 )
 
-// Link sets the speed of the NIC to rate, in bit/s, at the place of a NIC's own queue: its root
-// qdisc is an HTB. With classes that HTB also divides the link, as an operator would do it by hand:
-// one class for each container and one for all others, found by source address. Packets that match
-// no filter are among the others. A rate of 0 without classes removes the HTB. Quanta and queues
-// are the defaults; the bursts are 10 ms, as fairlead's are: with tc's default, one packet, HTB
-// does not fill a gigabit here. It needs the program tc.
+// Link limits the NIC to rate, in bit/s, with an HTB as its root qdisc, which takes the place of a real
+// NIC's queue. With classes the HTB also divides the link as an operator would by hand: filters find
+// one class for each container by source address, and one class gets all other packets. A rate of 0
+// without classes removes the HTB. Quanta and queues are the defaults. Bursts are 10 ms, as in
+// fairlead: with tc's default of one packet HTB does not fill a gigabit here. Link needs the program
+// tc.
 func (r *Rig) Link(ctx context.Context, rate uint64, classes []Class) error {
 	var batch strings.Builder
 	tc := func(format string, args ...any) { fmt.Fprintf(&batch, format+"\n", args...) }
-	// Nothing can be removed where nothing was added.
+	// Add a qdisc before the removal, which fails if there is none.
 	tc("qdisc replace dev %s root handle 2: pfifo", NICDevice)
 	tc("qdisc del dev %s root", NICDevice)
 	class := func(parent, minor int, r, ceil uint64, prio uint32) {
@@ -199,7 +199,7 @@ func (r *Rig) Link(ctx context.Context, rate uint64, classes []Class) error {
 	return nil
 }
 
-// feed runs a program in Node with some text as its standard input.
+// feed runs a program in Node with text as its standard input.
 func (r *Rig) feed(ctx context.Context, text, program string, args ...string) error {
 	cmd := exec.Command(program, args...)
 	cmd.Stdin = strings.NewReader(text)
@@ -222,17 +222,17 @@ func (r *Rig) Sent() (bytes uint64, err error) {
 // burst returns the bytes that a rate, in bit/s, carries in 10 ms, but at least one super-packet.
 func burst(rate uint64) uint32 { return uint32(max(rate/8/100, 64<<10)) }
 
-// Uplink returns the address at which containers find a receiver that runs in Outside.
+// Uplink returns the address at which containers reach a receiver in Outside.
 func (r *Rig) Uplink(port int) string { return fmt.Sprintf("%s:%d", outsideAddr, port) }
 
 // At returns the address of a receiver in the i-th container, on every path but Hop, Host and
 // Docker.
 func (r *Rig) At(i, port int) string { return fmt.Sprintf("%s:%d", address(i), port) }
 
-// Shape limits what the neighbours send, on the path NIC: an HTB at the NIC's egress with a class
-// for each of them, with equal parts of a rate in bit/s (Iron, section 2.1). Filters find the
-// classes by source address. Bursts and queues are the kernel's defaults. 0 removes the HTB, if
-// there is one.
+// Shape limits the neighbours' sending on the path NIC (Iron, section 2.1). An HTB at the NIC's egress
+// has a class for each neighbour, with equal parts of a rate in bit/s. Filters find the classes by
+// source address. Bursts and queues are the kernel's defaults. A rate of 0 removes the HTB, if there is
+// one.
 func (r *Rig) Shape(ctx context.Context, bitsPerSecond uint64) error {
 	if r.Path != NIC {
 		return fmt.Errorf("shape: the path %s has no NIC of the rig's own", r.Path)

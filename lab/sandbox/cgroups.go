@@ -29,8 +29,8 @@ func (h *Host) below(path string) []enter.Group {
 	return gs
 }
 
-// createGroups makes the directories, and the parent of a [Spec], and sets the CPU limits of the
-// sandbox. It returns how many it has made.
+// createGroups creates the directories, with the parent of a [Spec], and sets the CPU limits of the
+// sandbox. made is the number of created directories.
 func createGroups(gs []enter.Group, cpu CPU) (made int, err error) {
 	for i, g := range gs {
 		if parent := filepath.Dir(g.Dir); parent != g.Mount {
@@ -48,12 +48,12 @@ func createGroups(gs []enter.Group, cpu CPU) (made int, err error) {
 	return len(gs), nil
 }
 
-// createGroup makes a directory with what is needed for processes in it.
+// createGroup creates a directory that can hold processes, with its controllers.
 func createGroup(t enter.Tree, dir string) error {
 	above := filepath.Dir(dir)
 	if t.V2 {
-		// A tree without controllers (hybrid hosts) has nothing to enable. What was enabled stays:
-		// others may rely on it by then.
+		// A tree without controllers (hybrid hosts) has nothing to enable. Controllers stay enabled,
+		// because others may come to rely on them.
 		if err := enable(above, "cpu", "cpuset", "io"); err != nil {
 			return err
 		}
@@ -61,7 +61,7 @@ func createGroup(t enter.Tree, dir string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil || t.Controller != "cpuset" {
 		return err
 	}
-	// A v1 cpuset is born empty and takes no process before it is filled.
+	// A new v1 cpuset is empty, and takes no process until it has CPUs and memory nodes.
 	for _, name := range []string{"cpuset.mems", "cpuset.cpus"} {
 		val, err := os.ReadFile(filepath.Join(above, name))
 		if err != nil {
@@ -134,7 +134,7 @@ func limit(g enter.Group, cpu CPU) error {
 	return nil
 }
 
-// weight turns v1 shares into a v2 weight as the OCI runtimes do: [2, 262144] onto [1, 10000].
+// weight converts v1 shares to a v2 weight as OCI runtimes do: [2, 262144] to [1, 10000].
 func weight(shares uint64) uint64 {
 	shares = min(max(shares, 2), 262144)
 	return 1 + (shares-2)*9999/262142
@@ -144,22 +144,22 @@ func write(dir, name, value string) error {
 	return cgroup.File(filepath.Join(dir, name)).Write(value)
 }
 
-// Limits of the wait of removeGroups for killed processes, and for kernel threads of devices that are
-// going away: the kernel takes a namespace down in the background, which takes time on a busy
+// removeGroups waits killWait for killed processes, and threadWait for kernel threads of devices that
+// are going away: the kernel removes a namespace in the background, which takes time on a busy
 // machine.
 const (
 	killWait   = 30 * time.Second
 	threadWait = 5 * time.Second
 )
 
-// removeGroups kills what is in the directories and removes them, children first, and a parent that is
-// empty then. It ignores missing directories.
+// removeGroups kills all processes in the directories and removes these, children first, and then a
+// parent that is empty. It ignores missing directories.
 func removeGroups(dirs []string) error {
 	var errs []error
 	for _, dir := range dirs {
 		errs = append(errs, removeGroup(dir))
 		if parent := filepath.Dir(dir); strings.HasPrefix(filepath.Base(parent), Prefix) {
-			os.Remove(parent) // fails while there are other sandboxes
+			os.Remove(parent) // fails while it has other sandboxes
 		}
 	}
 	return errors.Join(errs...)
@@ -198,7 +198,7 @@ func removeGroup(dir string) error {
 	return nil
 }
 
-// empty kills the processes of a group until there are none. Kernel threads cannot be killed: it
+// empty kills the processes of a group until there are none. Kernel threads cannot be killed, so it
 // moves those that do not leave to the root of the hierarchy, and returns their names.
 func empty(dir string) (moved []string, err error) {
 	start := time.Now()
@@ -241,7 +241,7 @@ func kthread(pid int) bool {
 	return err == nil
 }
 
-// rmdir removes an empty group. A process that has just ended may count for a moment longer.
+// rmdir removes an empty group. A process that has just ended may keep it busy for a moment.
 func rmdir(dir string) error {
 	start := time.Now()
 	for {

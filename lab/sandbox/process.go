@@ -20,15 +20,15 @@ const (
 	insideEnv = "FAIRLEAD_SANDBOX"
 )
 
-// Reexec runs this program's part inside a sandbox if it was started for that: args, usually
-// os.Args, begin with the program and the word sandbox-init. It then returns true and the exit
-// status; else false. Call it first thing in main and TestMain.
+// Reexec turns this process into the first process of a sandbox if args, usually os.Args, begin with
+// the program and the word sandbox-init. It then does not return. Otherwise it returns false. Call it
+// first in main and TestMain.
 func Reexec(args []string) (status int, ok bool) {
 	if len(args) < 2 || args[1] != initVerb {
 		return 0, false
 	}
-	// Descriptor 3, if it is a pipe, is the one that the maker waits on: a container engine passes
-	// none, and the number may be in use by the runtime.
+	// The maker waits on a pipe that is descriptor 3 here. A container engine passes no pipe, and its
+	// runtime may use the number otherwise.
 	var st unix.Stat_t
 	if unix.Fstat(3, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO {
 		unix.Write(3, []byte{1})
@@ -39,13 +39,13 @@ func Reexec(args []string) (status int, ok bool) {
 	}
 }
 
-// Process is a program that runs in a sandbox. It is killed when the sandbox is destroyed, and when
-// the process that started it ends in any way.
+// Process is a program that runs in a sandbox. It is killed when the sandbox is destroyed, or when the
+// process that started it ends in any way.
 type Process = enter.Process
 
-// Start runs cmd inside the sandbox: it is born in the sandbox's cgroups and network namespace,
-// and, if cpus are given, may run on those only. The caller sets the command except for
-// SysProcAttr, of which Pdeathsig counts, and waits through the Process, not through cmd.
+// Start runs cmd in the sandbox. The process starts in the sandbox's cgroups and network namespace, and
+// runs only on cpus if there are any. The caller fills in cmd; of its SysProcAttr Start uses only
+// Pdeathsig. The caller waits through the Process, not through cmd.
 func (b *Box) Start(cmd *exec.Cmd, cpus ...int) (*Process, error) {
 	place := enter.Place{Proc: b.host.roots.Proc, Groups: b.dirs, NetNS: b.ns}
 	if cmd.Env == nil {
@@ -68,8 +68,8 @@ func (b *Box) Start(cmd *exec.Cmd, cpus ...int) (*Process, error) {
 	return p, nil
 }
 
-// Run runs cmd inside the sandbox, as Start does, until it ends. The error has what it wrote to its
-// standard error.
+// Run runs cmd in the sandbox, as Start does, and waits until it ends. The error contains the
+// standard error of the program.
 func (b *Box) Run(ctx context.Context, cmd *exec.Cmd, cpus ...int) error {
 	var said strings.Builder
 	cmd.Stderr = &said
@@ -90,7 +90,7 @@ func (b *Box) Run(ctx context.Context, cmd *exec.Cmd, cpus ...int) error {
 	return nil
 }
 
-// startInit starts the process that stands for the container and holds its namespace open.
+// startInit starts the container's first process, which keeps its network namespace open.
 func (b *Box) startInit() error {
 	exe, err := os.Executable()
 	if err != nil {
@@ -129,7 +129,7 @@ func (b *Box) startInit() error {
 	return b.loopbackUp()
 }
 
-// Done is closed once the sandbox's first process has ended, except for an adopted container.
+// Done returns a channel that is closed when the sandbox's first process ends; nil if it was adopted.
 func (b *Box) Done() <-chan struct{} {
 	if b.init == nil {
 		return nil

@@ -1,13 +1,13 @@
-// Package sandbox is a tiny container host: a sandbox is a network namespace, a cgroup in every
-// hierarchy that matters, and processes inside. The demo, the experiments and the tests need no
+// Package sandbox is a tiny container host. A sandbox is a network namespace, a cgroup in every
+// hierarchy that matters, and processes in them. The demo, the experiments and the tests need no
 // other runtime.
 //
-// It is no runtime for untrusted code: a sandbox has the host's root file system, users and
-// processes, and nothing is confined. Package bench and tests make sandboxes; the agent sees them
+// It is not a runtime for untrusted code: a sandbox has the host's root file system, users and
+// processes, and confines nothing. Package bench and tests create sandboxes. The agent sees them
 // through [discover.Sandboxes], from the state files that the [Host] keeps.
 //
-// Everything ends with the process that made it, even if that is killed, except for the cgroups and
-// the state files: [Sweep] removes those.
+// A sandbox ends with the process that created it, even if that is killed. Only its cgroups and state
+// file stay: [Sweep] removes those.
 package sandbox
 
 import (
@@ -25,55 +25,55 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/enter"
 )
 
-// Prefix begins the name of a sandbox's cgroup. The groups lie at the root of each hierarchy if no
-// [Spec] says otherwise: below a common parent, two that compute on different CPUs are one group with
-// work on several, which can starve everything else on a CPU for minutes on Linux 6.18 before 6.18.45
+// Prefix begins the name of a sandbox's cgroup. The cgroups are at the root of each hierarchy unless
+// [Spec] names a parent. A parent with children that compute on different CPUs has work on several
+// CPUs, which can starve everything else on a CPU for minutes on Linux 6.18 before 6.18.45
 // (docs/limits.md).
 const Prefix = "flsandbox-"
 
 // Spec describes a sandbox.
 type Spec struct {
-	// Name is unique on the machine: lower-case letters, digits, "-", "_" and ".", at most 63 of
-	// them.
+	// Name is unique on the machine. It has at most 63 characters: lower-case letters, digits, "-", "_"
+	// and ".".
 	Name   string
 	Image  string // in the container's record
 	Labels map[string]string
 	CPU    CPU
-	// Parent is the name of a group above the sandbox's own, with the usual weight, as engines have
-	// one. It goes with the last sandbox in it. "" is none.
+	// Parent is the name of a parent cgroup with the default weight, as engines have one. It goes with
+	// the last sandbox in it. "": none.
 	Parent string
-	// Network is the sandbox to share a network namespace with, as in a pod; nil gives it one of
-	// its own.
+	// Network is the sandbox with which to share a network namespace, as in a pod; nil creates a new
+	// namespace.
 	Network *Box
-	// Bare makes only a namespace, without cgroups, which is no container: the hosts, peers and
-	// wires of a rig.
+	// Bare creates only a namespace, without cgroups, for the hosts and peers of a rig. It is not a
+	// container.
 	Bare bool
 }
 
-// CPU is the CPU limits of a sandbox. The zero value sets nothing.
+// CPU holds the CPU limits of a sandbox. The zero value sets none.
 type CPU struct {
 	Quota  time.Duration // CPU time for each Period; less than 0 lifts the limit
 	Period time.Duration // 0 with a Quota: 100 ms
-	Shares uint64        // as in cpu.shares: 1024 is the kernel's default
+	Shares uint64        // in the unit of cpu.shares: 1024 is the kernel's default
 	Set    string        // list of CPUs, "0" or "0-3,5"
 }
 
 // ErrExists is returned by Create for a name that is in use.
 var ErrExists = errors.New("sandbox exists")
 
-// Host makes sandboxes. Its methods may be called from several goroutines.
+// Host creates sandboxes. It is safe for concurrent use.
 type Host struct {
 	roots kernel.Roots
 	dir   string
-	trees []enter.Tree // with a group for each sandbox, v2 first
+	trees []enter.Tree // hierarchies with a cgroup for each sandbox, v2 first
 	maker discover.Process
 
 	mu    sync.Mutex
 	boxes map[string]*Box
 }
 
-// New makes a Host with its state files in dir; "" is discover.DefaultSandboxes. It needs root, and
-// a program that calls [Reexec] in main (or TestMain).
+// New creates a Host with its state files in dir; "": discover.DefaultSandboxes. It needs root, and a
+// program that calls [Reexec] in main or TestMain.
 func New(dir string) (*Host, error) {
 	roots := kernel.Default()
 	dir = cmp.Or(dir, discover.DefaultSandboxes)
@@ -107,7 +107,7 @@ func New(dir string) (*Host, error) {
 // Dir returns the directory of the state files, for [discover.Sandboxes].
 func (h *Host) Dir() string { return h.dir }
 
-// Close destroys all sandboxes that the Host made.
+// Close destroys all sandboxes of the Host.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	all := make([]*Box, 0, len(h.boxes))
@@ -121,29 +121,29 @@ func (h *Host) Close() error {
 		wg.Go(func() { errs[i] = b.Destroy() })
 	}
 	wg.Wait()
-	// Not an error: other hosts may keep their state here.
+	// Ignore the error: other hosts may keep their state here.
 	os.Remove(h.dir)
 	return errors.Join(errs...)
 }
 
-// Box is one sandbox. It is in use until Destroy or the end of this process.
+// Box is one sandbox. It lives until Destroy or the end of this process.
 type Box struct {
 	Name string
-	PID  int // of the process that holds the namespace
+	PID  int // process that keeps the namespace
 
 	host  *Host
 	state state
 	dirs  []enter.Group // its cgroups; none if Bare
-	ns    *os.File      // the network namespace
-	net   *Box          // the sandbox with the shared namespace
+	ns    *os.File      // its network namespace
+	net   *Box          // sandbox with which it shares the namespace, or nil
 	init  *Process
 	mu    sync.Mutex
 	procs []*Process
 	gone  bool
 }
 
-// Create makes a sandbox with only the process that holds it. The error matches ErrExists if the
-// name is in use. A failed Create leaves nothing.
+// Create creates a sandbox with only the process that keeps it alive. The error matches ErrExists if
+// the name is in use. A failed Create leaves nothing behind.
 func (h *Host) Create(spec Spec) (_ *Box, err error) {
 	for _, name := range []string{spec.Name, cmp.Or(spec.Parent, spec.Name)} {
 		if !discover.SandboxName.MatchString(name) {
@@ -175,7 +175,7 @@ func (h *Host) Create(spec Spec) (_ *Box, err error) {
 	}()
 	if !spec.Bare {
 		if made, err := createGroups(b.dirs, spec.CPU); err != nil {
-			b.state.Cgroups = b.state.Cgroups[:made] // the others may be a sandbox's of another Host
+			b.state.Cgroups = b.state.Cgroups[:made] // another Host's sandbox may own the others
 			return nil, err
 		}
 	}
@@ -189,7 +189,7 @@ func (h *Host) Create(spec Spec) (_ *Box, err error) {
 	return b, b.state.write()
 }
 
-// enrol writes the state of a box that is to be made, so that Sweep finds what a killed process left.
+// enrol writes the state of a box before its creation, so that Sweep finds remains of a killed process.
 func (h *Host) enrol(b *Box) error {
 	if err := b.state.create(); err != nil {
 		return err
@@ -210,9 +210,9 @@ func (b *Box) Limit(cpu CPU) error {
 	return nil
 }
 
-// Destroy kills what runs in the sandbox and removes it. A second call does nothing. It moves
-// kernel threads that others left in the sandbox's cgroups into the root group, and returns an
-// error that names them.
+// Destroy kills all processes in the sandbox and removes it. It moves kernel threads that are left in
+// the sandbox's cgroups into the root cgroup, and returns an error that names them. A second call does
+// nothing.
 func (b *Box) Destroy() error {
 	b.mu.Lock()
 	if b.gone {
@@ -233,11 +233,11 @@ func (b *Box) Destroy() error {
 		b.ns.Close()
 	}
 	if b.state.file == "" {
-		return nil // adopted: the rest is its engine's
+		return nil // adopted: its engine owns the rest
 	}
 	err := removeGroups(b.state.Cgroups)
 	if err == nil {
-		// Else Sweep finds it again.
+		// After an error the file stays, so that Sweep finds the sandbox.
 		err = os.Remove(b.state.file)
 	}
 	b.host.mu.Lock()
@@ -249,9 +249,9 @@ func (b *Box) Destroy() error {
 	return nil
 }
 
-// Adopt makes a Box of an engine's container, to start processes inside as if by exec, and to reach
-// its devices. pid is its first process. The container stays the engine's: Destroy ends only what
-// was started through the Box.
+// Adopt returns a Box for an engine's container, to start processes in it as if by exec, and to reach
+// its devices. pid is its first process. The engine still owns the container: Destroy ends only
+// processes that were started through the Box.
 func (h *Host) Adopt(name string, pid int) (*Box, error) {
 	b := &Box{Name: name, PID: pid, host: h}
 	place, err := enter.In(h.roots.Proc, h.trees, pid)
@@ -265,9 +265,9 @@ func (h *Host) Adopt(name string, pid int) (*Box, error) {
 	return b, nil
 }
 
-// Claim reserves the name of a cgroup, in every hierarchy of this host, for the containers of an
-// engine. It returns its path from the roots of the hierarchies. The engine makes
-// the groups; Close and Sweep remove them with all that is in them.
+// Claim reserves the name of a cgroup in every hierarchy of this host, for the containers of an engine.
+// It returns the path from the roots of the hierarchies. The engine creates the cgroups. Close and
+// Sweep kill their processes and remove them.
 func (h *Host) Claim(name string) (path string, err error) {
 	if !discover.SandboxName.MatchString(name) {
 		return "", fmt.Errorf("claim cgroup %q: name must match %s", name, discover.SandboxName)
@@ -276,12 +276,12 @@ func (h *Host) Claim(name string) (path string, err error) {
 	b := &Box{Name: name, host: h}
 	b.state = state{discover.Sandbox{Name: name, Bare: true, Maker: h.maker}, filepath.Join(h.dir, name+".json")}
 	mounts := []string{h.trees[0].Mount}
-	others, err := filepath.Glob(filepath.Join(h.roots.Cgroup, "*", "tasks")) // v1 alone has it
+	others, err := filepath.Glob(filepath.Join(h.roots.Cgroup, "*", "tasks")) // only v1 has this file
 	if err != nil {
 		return "", fmt.Errorf("claim cgroup %s: %w", name, err)
 	}
 	for _, file := range others {
-		// Two names of one mount do no harm: the second finds nothing.
+		// Two names of one mount do no harm: under the second there is nothing left.
 		mounts = append(mounts, filepath.Dir(file))
 	}
 	for _, m := range mounts {
@@ -293,11 +293,11 @@ func (h *Host) Claim(name string) (path string, err error) {
 	return "/" + path, nil
 }
 
-// NetNS returns a path to the sandbox's network namespace for any process, while the sandbox lives.
+// NetNS returns a path to the sandbox's network namespace, for any process while the sandbox lives.
 func (b *Box) NetNS() string {
 	return filepath.Join(b.host.roots.Proc, fmt.Sprint(b.PID), "ns", "net")
 }
 
-// Cgroups returns the sandbox's directories in the hierarchies of this host, the v2 one first; none
-// if it is Bare.
+// Cgroups returns the sandbox's cgroup directories in the hierarchies of this host, v2 first. It returns
+// none if the sandbox is Bare.
 func (b *Box) Cgroups() []string { return b.state.Cgroups }

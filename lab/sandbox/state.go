@@ -31,7 +31,7 @@ func (s *state) create() error {
 
 func (s *state) write() error { return s.put(os.Rename) }
 
-// put writes the state whole before it appears under its name.
+// put writes the whole state before place moves it to its name.
 func (s *state) put(place func(from, to string) error) error {
 	data, err := json.Marshal(s.Sandbox)
 	if err != nil {
@@ -41,7 +41,7 @@ func (s *state) put(place func(from, to string) error) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // fails once it was renamed
+	defer os.Remove(f.Name()) // fails after a rename
 	_, err = f.Write(data)
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
@@ -49,9 +49,9 @@ func (s *state) put(place func(from, to string) error) error {
 	return place(f.Name(), s.file)
 }
 
-// Sweep removes what sandboxes in dir have left behind after their maker ended: the cgroups with
-// all that still runs in them, and the state files. It returns their names. Those of living makers,
-// this process included, stay. roots may be zero.
+// Sweep removes the remains of sandboxes in dir whose maker has ended: it kills the processes in their
+// cgroups, and removes the cgroups and state files. It returns the names of these sandboxes. Sandboxes
+// of living makers, such as this process, stay. roots may be zero.
 func Sweep(roots kernel.Roots, dir string) (swept []string, err error) {
 	if roots == (kernel.Roots{}) {
 		roots = kernel.Default()
@@ -72,7 +72,7 @@ func Sweep(roots kernel.Roots, dir string) (swept []string, err error) {
 		}
 		swept = append(swept, s.Name)
 	}
-	os.Remove(dir) // fails while there is anything in it
+	os.Remove(dir) // fails unless it is empty
 	return swept, errors.Join(errs...)
 }
 
@@ -83,7 +83,7 @@ func (s *state) remove(roots kernel.Roots) error {
 		}
 	}
 	for _, dir := range s.Cgroups {
-		// Only groups of our own: a file decides what to kill and remove.
+		// The file decides what to kill and remove, so accept only a sandbox's cgroups.
 		if !strings.HasPrefix(dir, roots.Cgroup+"/") || dir != filepath.Clean(dir) || filepath.Base(dir) != Prefix+s.Name {
 			return fmt.Errorf("state file names %q, which is not a sandbox's cgroup", dir)
 		}

@@ -16,15 +16,15 @@ import (
 // End is one end of a veth pair.
 type End struct {
 	Box    *Box
-	Name   string       // of the device
-	Addr   netip.Prefix // the zero value gives it no address
-	MAC    string       // "" lets the kernel choose
-	Queues int          // receive and transmit queues; 0 is 1
-	Bridge string       // the bridge in Box that it becomes a port of
+	Name   string       // name of the device
+	Addr   netip.Prefix // zero value: no address
+	MAC    string       // "": the kernel chooses
+	Queues int          // receive queues, and transmit queues; 0: 1
+	Bridge string       // bridge in Box of which it becomes a port; "": none
 }
 
-// Wire joins two sandboxes by a veth pair and sets both ends up. The pair goes with either of its
-// namespaces.
+// Wire joins two sandboxes by a veth pair and sets both ends up. The pair goes when either namespace
+// goes.
 func Wire(a, b End) error {
 	if err := wire(a, b); err != nil {
 		return fmt.Errorf("wire %s of %s to %s of %s: %w", a.Name, a.Box.Name, b.Name, b.Box.Name, err)
@@ -91,9 +91,9 @@ func (e End) up(h *netlink.Handle) error {
 	return h.LinkSetUp(link)
 }
 
-// Add makes a device of any kind as described by e, and sets it up. If e.Box is another sandbox,
-// the device is there, while its other side stays in b: the device below a macvlan, the packets of
-// a tunnel. Queues are ignored.
+// Add creates a device of any kind as described by e, and sets it up. If e.Box is another sandbox, the
+// device is there, but its other side stays in b: the device below a macvlan, or a tunnel's outer
+// packets. Add ignores e.Queues.
 func (b *Box) Add(link netlink.Link, e End) error {
 	hw, err := parseMAC(e.MAC)
 	if err == nil {
@@ -113,13 +113,13 @@ func (b *Box) Add(link netlink.Link, e End) error {
 	return nil
 }
 
-// Bridge makes a bridge in the sandbox, with an address if that is valid.
+// Bridge creates a bridge in the sandbox. It has the address addr if that is valid.
 func (b *Box) Bridge(name string, addr netip.Prefix) error {
 	return b.Add(&netlink.Bridge{}, End{Box: b, Name: name, Addr: addr})
 }
 
-// LikeNIC makes a veth behave like a NIC: nic polls, which a veth does only with GRO, and far, its
-// other end, sends it no super-packets of TCP.
+// LikeNIC makes a veth pair behave like a NIC and its peer. nic polls, which a veth does only with GRO.
+// far, the other end, sends it no super-packets of TCP.
 func LikeNIC(nic, far End) error {
 	return errors.Join(far.Box.offload(far.Name, netdev.TSO, netdev.Off), nic.Box.offload(nic.Name, netdev.GRO, netdev.GRO.On()))
 }
@@ -146,13 +146,13 @@ func (b *Box) Neighbour(dev string, ip netip.Addr, mac string) error {
 	return b.neigh(dev, mac, netlink.Neigh{IP: ip.AsSlice(), State: netlink.NUD_PERMANENT})
 }
 
-// Forward enters a MAC address permanently into the FDB of the device's bridge. A bridge floods
-// what it has not learned, and a receiver that never sends teaches it nothing.
+// Forward enters a MAC address permanently into the FDB of the device's bridge. Otherwise the bridge
+// would flood packets to a receiver that never sends, because it cannot learn that address.
 func (b *Box) Forward(dev, mac string) error {
 	return b.neigh(dev, mac, netlink.Neigh{Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP})
 }
 
-// Remote enters a MAC address permanently into the FDB of a tunnel device: at which host it is.
+// Remote enters the host of a MAC address permanently into the FDB of a tunnel device.
 func (b *Box) Remote(dev, mac, host string) error {
 	return b.neigh(dev, mac, netlink.Neigh{Family: unix.AF_BRIDGE, IP: net.ParseIP(host), Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT})
 }
@@ -206,8 +206,7 @@ func (b *Box) Change(dev string, fn func(*netlink.Handle, netlink.Link) error) e
 	})
 }
 
-// Do runs fn on a thread inside the sandbox's network namespace only. Goroutines that fn starts run
-// outside.
+// Do runs fn on a thread in the sandbox's network namespace. Goroutines that fn starts run outside it.
 func (b *Box) Do(fn func() error) error {
 	ns, err := b.open()
 	if err != nil {
@@ -230,9 +229,8 @@ func (b *Box) Sysctl(name, value string) error {
 	})
 }
 
-// Sysfs runs fn with the path of a writable sysfs that shows the sandbox's devices. It is mounted
-// nowhere: the path counts on the thread of fn, which must open files itself, not in goroutines that
-// it starts.
+// Sysfs runs fn with the path of a writable sysfs that shows the sandbox's devices. The sysfs is not
+// mounted: the path is valid only on the thread of fn, so goroutines of fn must not open files there.
 func (b *Box) Sysfs(fn func(sys string) error) error {
 	ns, err := b.open()
 	if err != nil {
@@ -242,8 +240,8 @@ func (b *Box) Sysfs(fn func(sys string) error) error {
 	return ns.Sysfs(true, func(root *os.Root) error { return fn(root.Name()) })
 }
 
-// SetQueues writes one attribute of every receive ("rx") or transmit ("tx") queue of a device:
-// rps_cpus, xps_cpus. value is called with the queue's number.
+// SetQueues writes one attribute, such as rps_cpus or xps_cpus, of every receive ("rx") or transmit
+// ("tx") queue of a device. It calls value with the queue's number.
 func (b *Box) SetQueues(dev, direction, attribute string, value func(queue int) string) error {
 	return b.Sysfs(func(sys string) error {
 		for q := 0; ; q++ {

@@ -1,9 +1,9 @@
 // Package account charges every nanosecond of network softirq to the container
 // that caused it, and records which context lost that time (Iron, NSDI 2018, section 3.1).
-// account.bpf.c does the work inside the softirq. The Go part registers containers with
-// it, and reads the results.
+// account.bpf.c does the work in the softirq. The Go part registers containers with it
+// and reads the results.
 //
-// The package only measures. It affects neither scheduling nor packets; packages
+// The package only measures: it affects neither scheduling nor packets. Packages
 // ledger and netcpu act on the numbers. Package netcpu opens one Meter per host.
 // docs/limits.md says which numbers are exact.
 package account
@@ -18,7 +18,7 @@ import (
 // host itself, ARP, packets without a recipient.
 const System = container.ID(0)
 
-// Protocol is a class of packets with a cost of its own.
+// Protocol is a class of packets with a separate cost.
 type Protocol int
 
 // Encapsulated packets came through a tunnel of the host. The class covers the work
@@ -51,16 +51,16 @@ type Work struct {
 	Bytes   uint64
 }
 
-// Account is what one container's packets have cost since Open.
+// Account is the cost of one container's packets since Open.
 type Account struct {
 	Receive, Send [Protocols]Work
 	// Own is the part of Receive and Send that ran in the time of the container's own
 	// tasks, in NAPI threads that poll its devices, or in threads in its cgroup.
 	Own time.Duration
-	// Took is the part of them that ran in the time of other tasks or of ksoftirqd.
+	// Took is the part of Receive and Send that ran in the time of other tasks or ksoftirqd.
 	Took time.Duration
-	// Robbed is the time of the container's tasks that went into the packets of
-	// others, its peers' included. Took and Robbed are exact even when the table of Thefts is full.
+	// Robbed is the time of the container's tasks that went into others' packets,
+	// including peers'. Took and Robbed are exact even if the table of Thefts is full.
 	Robbed time.Duration
 }
 
@@ -74,11 +74,11 @@ func (a Account) SendCPU() time.Duration { return works(a.Send).CPU }
 type PartyKind int
 
 const (
-	Task      PartyKind = iota // of a container, or of the host (Container 0)
+	Task      PartyKind = iota // a task of a container, or of the host (Container 0)
 	Ksoftirqd                  // the kernel's thread for softirqs
-	Idle                       // the CPU was idle
+	Idle                       // an idle CPU
 	NAPI                       // a thread that polls a device
-	Peer                       // as Task, and it had sent the packets itself: no theft
+	Peer                       // a task that had sent the packets itself: no theft
 )
 
 func (k PartyKind) String() string {
@@ -95,25 +95,25 @@ func (k PartyKind) String() string {
 	return "napi"
 }
 
-// Party is who loses time.
+// Party is a context that loses time.
 type Party struct {
-	Container container.ID // 0: no watched container
+	Container container.ID // 0: not a watched container
 	Kind      PartyKind
 }
 
-// Pair is a context, and the container whose packets took time from it: a theft.
+// Pair is a theft: Victim lost time to packets of Culprit.
 type Pair struct {
 	Victim  Party
 	Culprit container.ID // System: 0
 }
 
-// Own reports whether the time was that of the container that the packets were for.
+// Own reports whether the victim is a context of the culprit itself.
 func (p Pair) Own() bool {
 	return p.Victim.Container == p.Culprit && (p.Victim.Kind == Task || p.Victim.Kind == NAPI)
 }
 
-// Loss reports whether another container, or a task of the host, lost the time. The kernel's
-// threads for all and idle CPUs lose nothing, and neither does the sender of the packets.
+// Loss reports whether another container, or a task of the host, lost the time. ksoftirqd, the
+// host's NAPI threads, idle CPUs and the sender of the packets lose nothing.
 func (p Pair) Loss() bool {
 	return !p.Own() && (p.Victim.Kind == Task || p.Victim.Kind == NAPI && p.Victim.Container != 0)
 }
@@ -125,19 +125,19 @@ type Reading struct {
 	// Softirq is the time from softirq_entry to softirq_exit of NET_RX and NET_TX,
 	// and of TASKLET, TIMER and HRTIMER when those did network work. It includes the
 	// timer interrupt that raised the softirq, with the overhead around its handler
-	// (see measureAround). It is the sum of the same intervals as the charges. If
-	// Accounts add up to it, no interval is lost or charged twice. That does not show
-	// that an interval has the right length or was charged to the right account.
+	// (see measureAround). Charges use the same intervals, so if Accounts add up to
+	// Softirq, no interval is lost or charged twice. That does not show that an
+	// interval has the right length or was charged to the right account.
 	Softirq time.Duration
 	Thread  time.Duration // polls of NAPI threads
 	// Accounts has one entry for each container, one for System, and one for each
 	// container that was forgotten since the last Read.
 	Accounts map[container.ID]Account
-	// ByCPU is the sum of Receive and Send of each account, by the number of the CPU.
+	// ByCPU is the CPU time of Receive and Send of each account, by CPU number.
 	ByCPU  map[container.ID][]time.Duration
 	Thefts map[Pair]time.Duration // set by Read; Meter.Accounts omits it
-	// Gone is the sum of the accounts that are no longer in Accounts. Softirq and
-	// Thread together equal Accounts and Gone together.
+	// Gone is the sum of the accounts that are no longer in Accounts. Softirq plus
+	// Thread equals Accounts plus Gone.
 	Gone time.Duration
-	Lost uint64 // charges that are not in Thefts, because the table was full
+	Lost uint64 // charges missing from Thefts because the table was full
 }

@@ -19,31 +19,31 @@ const (
 	aroundEvery = 10 * time.Minute
 
 	aroundCount = 48                     // interrupts that a measurement needs
-	aroundTries = 4 * aroundCount        // interrupts that it causes at most
-	aroundNone  = 24                     // tries without any result after which it gives up
-	aroundSet   = 150 * time.Microsecond // delay of each interrupt: the call that sets it has returned by then
-	aroundWait  = 2 * time.Millisecond   // how long it waits for each interrupt
+	aroundTries = 4 * aroundCount        // interrupts that a measurement causes at most
+	aroundNone  = 24                     // it gives up after so many tries without a result
+	aroundSet   = 150 * time.Microsecond // delay of each interrupt: the call that sets it returns earlier
+	aroundWait  = 2 * time.Millisecond   // longest wait for each interrupt
 	aroundLeast = aroundCount / 4        // fewer results do not count
 	aroundMost  = 100 * time.Microsecond // a longer overhead has another cause
 
-	notable = 3 // a gap of this multiple of the shortest one contains an interrupt
+	notable = 3 // a gap that is this many times the shortest gap contains an interrupt
 )
 
-// gap is a time in which a loop did not run, in ns of CLOCK_MONOTONIC.
+// gap is an interval in which a loop did not run, in ns of CLOCK_MONOTONIC.
 type gap struct{ from, to uint64 }
 
 // measureAround measures the time that an interrupt takes before and after its
-// handler, in the processor and, mostly, in the hypervisor. No tracepoint shows that
-// time to BPF programs. But a loop that reads the clock does not run meanwhile. With
-// call it measures function call interrupts from another CPU, otherwise timer
-// interrupts. It takes some 10 ms of one CPU, or of two for calls, and up to 50 ms if
-// it sees no interrupt. It returns 0 if it sees too few.
+// handler, in the processor and mostly in the hypervisor. BPF programs cannot see
+// that time, because no tracepoint shows it. But a loop that reads the clock stops
+// meanwhile. With call it measures function call interrupts from another CPU,
+// otherwise timer interrupts. It takes some 10 ms of one CPU (calls: of two), and up
+// to 50 ms if it sees no interrupt. It returns 0 if it sees too few.
 func (m *Meter) measureAround(call bool) (time.Duration, error) {
 	var found []uint64
 	err := errors.New("it was not measured")
 	done := make(chan struct{})
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends with its affinity
+		runtime.LockOSThread() // never unlocked: the thread ends, and its affinity with it
 		m.loop.Turn(func() { found, err = m.interruptsAround(call) })
 		close(done)
 	}()
@@ -55,12 +55,12 @@ func (m *Meter) measureAround(call bool) (time.Duration, error) {
 		return 0, nil
 	}
 	slices.Sort(found)
-	// Disturbances only make a result longer.
+	// Disturbances only lengthen results, so take a low quartile.
 	return min(time.Duration(found[len(found)/4]), aroundMost), nil
 }
 
-// calibrate measures the overhead of interrupts and makes the programs charge it. A
-// measurement without a result leaves the value of the last one.
+// calibrate measures the overhead of interrupts and makes the programs charge it. If a
+// measurement has no result, the last value stays.
 func (m *Meter) calibrate() error {
 	var errs []error
 	for _, of := range []struct {
@@ -83,12 +83,12 @@ func (m *Meter) recalibrate() {
 		return
 	}
 	m.calibrated = time.Now()
-	// If it fails, the last result remains in use.
+	// If it fails, the last result stays.
 	m.calibrating.Go(func() { m.loop.Turn(func() { m.calibrate() }) })
 }
 
-// interruptsAround causes interrupts, one after the other, and returns the overhead
-// around their handlers, for each that the programs saw.
+// interruptsAround causes interrupts one after the other. It returns the overhead around
+// the handler of each interrupt that the programs saw, in ns.
 func (m *Meter) interruptsAround(call bool) ([]uint64, error) {
 	cpu, other, err := stay()
 	if err != nil {
@@ -113,7 +113,7 @@ func (m *Meter) interruptsAround(call bool) ([]uint64, error) {
 	return m.watchInterrupts(cpu, call, cause)
 }
 
-// watchInterrupts is interruptsAround for the interrupts that cause causes on this CPU.
+// watchInterrupts does the work of interruptsAround: cause causes an interrupt on this CPU.
 func (m *Meter) watchInterrupts(cpu int, call bool, cause func() error) (found []uint64, err error) {
 	var want uint64
 	if call {
@@ -156,9 +156,9 @@ func timer() (cause func() error, stop func(), err error) {
 	}, func() { unix.Close(fd) }, nil
 }
 
-// The commands of membarrier(2). The kernel sends a function call interrupt to each
-// other CPU on which this program runs. To several CPUs it sends another vector, for
-// which there is no tracepoint here; the measurement then finds nothing.
+// Commands of membarrier(2). The kernel sends a function call interrupt to each other CPU
+// on which this process runs. If there are several, it uses another vector, which no
+// tracepoint here shows, so the measurement finds nothing.
 const (
 	membarrierExpedited = 1 << 3
 	membarrierRegister  = 1 << 4
@@ -175,7 +175,7 @@ func caller(cpu int) (cause func() error, stop func()) {
 	asked, ended := make(chan struct{}, 1), make(chan struct{})
 	go func() {
 		defer close(ended)
-		runtime.LockOSThread() // for good
+		runtime.LockOSThread() // never unlocked
 		var one unix.CPUSet
 		one.Set(cpu)
 		if unix.SchedSetaffinity(0, &one) != nil {
@@ -190,7 +190,7 @@ func caller(cpu int) (cause func() error, stop func()) {
 	return func() error {
 		select {
 		case asked <- struct{}{}:
-		default: // the last call is still due
+		default: // the last request is still pending
 		}
 		return nil
 	}, func() { close(asked); <-ended }
@@ -220,8 +220,8 @@ func stay() (cpu, other int, err error) {
 	return cpu, other, nil
 }
 
-// watchClock reads the clock until there is a notable gap after the timer was due. It
-// returns the notable gaps between two readings, and the shortest gap.
+// watchClock reads the clock until it sees a notable gap after the interrupt was due. It
+// returns the notable gaps between two readings, and the shortest gap in ns.
 func watchClock() (gaps []gap, usual uint64) {
 	begin := bpf.Clock()
 	usual = math.MaxUint64

@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// attach attaches the programs that an account needs, at the host ends of its veths and
-// at its sockets, and detaches the others. holds: its tenant's packets are charged to it.
+// attach attaches the programs that an account needs, at the host ends of its veths and at
+// its sockets, and detaches others. holds says that the account pays for its tenant's packets.
 func (m *Meter) attach(acc *account, holds bool) error {
 	var errs []error
 	stamped := make(map[container.Device]bool)
@@ -39,7 +39,7 @@ func (m *Meter) attach(acc *account, holds bool) error {
 		}
 	}
 	errs = append(errs, acc.stamps.Drop(func(d container.Device, _ bool, _ string) bool { return !stamped[d] }))
-	// A packet counts by its stamp only if the account stamps packets.
+	// Stamps count only while the account stamps packets.
 	slot := acc.slot
 	if acc.stamps.Len() == 0 {
 		slot = 0
@@ -49,10 +49,10 @@ func (m *Meter) attach(acc *account, holds bool) error {
 	return errors.Join(errs...)
 }
 
-// attached reports whether the programs are attached.
+// attached reports whether all programs are attached.
 func (m *Meter) attached() bool { return m.windows == nil || m.windows.phase >= full }
 
-// stamp says whether packets are stamped.
+// stamp switches the stamping of packets on or off.
 func (m *Meter) stamp(yes bool) error {
 	if m.stamping == yes {
 		return nil
@@ -61,8 +61,8 @@ func (m *Meter) stamp(yes bool) error {
 	return m.reattach(nil)
 }
 
-// reattach calls attach for every account of a tenant with a changed member, as its
-// holder may be another one now; nil: for every account.
+// reattach calls attach for every account of a tenant with a changed member, because its
+// holder may have changed. With nil it calls attach for every account.
 func (m *Meter) reattach(changed []identity.Member) error {
 	var errs []error
 	holders := m.holders()
@@ -75,13 +75,13 @@ func (m *Meter) reattach(changed []identity.Member) error {
 	return errors.Join(errs...)
 }
 
-// shares reports whether two containers are one tenant.
+// shares reports whether two containers belong to the same tenant.
 func shares(a, b identity.Member) bool {
 	return a.Tenant != (identity.Tenant{}) && a.Tenant == b.Tenant
 }
 
-// bySocket reports whether only the socket identifies some of a container's packets,
-// because they do not pass a veth.
+// bySocket reports whether some of a container's packets pass no veth, so that only their
+// socket identifies them.
 func bySocket(t identity.Member) bool {
 	for _, d := range t.Devices {
 		if d.HostEnd {
@@ -91,15 +91,15 @@ func bySocket(t identity.Member) bool {
 	return t.HostNetwork || len(t.Devices) > 0
 }
 
-// sockets is the program at the sockets of one container.
+// sockets holds the program at the sockets of one container.
 type sockets struct {
 	reached *bpf.Copy
 	cgroup  *os.File
 	link    *link.RawLink // nil: the program is not attached
 }
 
-// watchSockets attaches the program to the sockets of a container while the others are attached,
-// if need, and otherwise forgets it.
+// watchSockets keeps the program at the sockets of a container if need is set, attached while the
+// other programs are. Otherwise it closes the program.
 func (m *Meter) watchSockets(acc *account, need bool) (err error) {
 	s := &acc.sockets
 	defer func() {
@@ -134,7 +134,7 @@ func (m *Meter) watchSockets(acc *account, need bool) (err error) {
 	return err
 }
 
-// openCgroup opens a container's cgroup v2 directory by its id, which is also its file
+// openCgroup opens a container's cgroup v2 directory by its ID, which is also its file
 // handle.
 func (m *Meter) openCgroup(id container.ID) (*os.File, error) {
 	layout, err := cgroup.Detect(m.cfg.Proc, m.cfg.Cgroup)

@@ -10,25 +10,25 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 )
 
-// memory is how much each window counts relative to the next. The speed of a virtual machine differs
-// from window to window by more than prices change, so that several have to count.
+// memory is the weight of a window relative to the next. The speed of a virtual machine differs more
+// between windows than prices change, so several windows have to count.
 const memory = 0.8
 
-// A price that differs by a factor of anew from what was known, in a window with at least few packets
-// of that container, is another one: earlier windows count no more.
+// anew is the factor by which a container's price has to change, in a window with at least few of its
+// packets, to be a new price: earlier windows then no longer count.
 const anew = 1.5
 
-// count is how many packets the kernel itself has counted at the devices of one container.
+// count holds the packets that the kernel has counted at the devices of one container.
 type count struct{ in, out uint64 } // to and from the container
 
 func (c count) since(was count) count {
 	if c.in < was.in || c.out < was.out {
-		return count{} // a device has been replaced
+		return count{} // a new device
 	}
 	return count{c.in - was.in, c.out - was.out}
 }
 
-// counts are those of all containers that have such devices.
+// counts holds the counts of all containers with such devices.
 type counts map[container.ID]count
 
 func (cs counts) since(was counts) counts {
@@ -41,40 +41,40 @@ func (cs counts) since(was counts) counts {
 	return grown
 }
 
-// estimate adds up the work between windows, in which no program sees packets: what the packets cost
-// in the last windows, times the packets that the kernel has counted since. Where it counts none
-// for a container (the host's network, macvlan, the loopback device, System), the work of the
-// windows is taken to have gone on. The sum is what softirqs of packets are measured to take then: the
-// programs' own time is a part of the prices, and not of that. Its zero value is ready.
+// estimate adds up the work in gaps between windows, in which no program sees packets. The work is the
+// price of a packet in the last windows, times the packets that the kernel has counted since. If the
+// kernel counts none for a container (host network, macvlan, loopback, System), estimate assumes that
+// the work of the windows continued. The programs' own time is part of the prices but not of a gap,
+// so estimate lowers the prices to match the measured softirq time. The zero value is ready.
 type estimate struct {
 	recent          map[container.ID]*recent
 	softirq, thread time.Duration
-	inThreads       float64 // the part of the work that the last window saw in threads
+	inThreads       float64 // part of the work in NAPI threads, in the last window
 
-	all, packets float64 // ns of the last windows, and of that in softirqs of packets
-	own          float64 // ns of the programs in the price of each packet, in the last gap that was measured
+	all, packets float64 // ns of work in the last windows, and its part in softirqs of packets
+	own          float64 // ns of the programs in the price of a packet, from the last measured gap
 
-	// What prices have said of the gaps of the last time that was not there, in ns, and of how many packets.
+	// In recent gaps: ns by which prices exceeded the measured time, and packets.
 	excess, gaps float64
 }
 
-// programs returns the time in ns that the programs take for a packet that they see, as long as the
-// machine is as it was; 0: not known. One gap shows little: from second to second the machine's speed
-// changes by more.
+// programs returns the time in ns that the programs take for each packet that they see; 0: unknown. It
+// is a mean over many gaps, because the machine's speed changes by more than that from second to
+// second.
 func (e *estimate) programs() float64 { return max(0, e.excess/max(e.gaps, 1)) }
 
-// recent is what the last windows have shown of one container, and what the gaps were charged by it. Older
-// windows count less.
+// recent holds the work of one container in the last windows, and the charges for gaps. Older windows
+// count less.
 type recent struct {
 	sums
-	extra   sums // of all gaps
+	extra   sums // charges of all gaps
 	in, out ratio
-	length  float64 // of the windows, in ns
+	length  float64 // length of the windows, in ns
 	due     counted
 }
 
-// amount is Work with fractions: a window may count for a part, and a gap may have less than one packet,
-// and many gaps some.
+// amount is Work with fractions. A window may count in part, and a gap may have less than one packet
+// that adds up with those of other gaps.
 type amount struct{ ns, packets, bytes float64 }
 
 func (a *amount) plus(b amount, f float64) {
@@ -85,15 +85,15 @@ func (a amount) work() Work {
 	return Work{time.Duration(a.ns), uint64(math.Round(a.packets)), uint64(math.Round(a.bytes))}
 }
 
-// sums is an Account in amounts, with its other parts in a Reading.
+// sums is an Account in amounts, with the container's other parts of a Reading.
 type sums struct {
 	receive, send     [Protocols]amount
 	own, took, robbed float64
 	byCPU             []float64
-	thefts            map[Party]float64 // of the container's packets, by victim
+	thefts            map[Party]float64 // thefts by the container's packets, by victim
 }
 
-// sumsOf returns what a window shows of a container. The programs have taken off own for each packet.
+// sumsOf returns a container's work in a window, plus own ns for each packet that the programs took off.
 func sumsOf(a Account, byCPU []time.Duration, own float64) (s sums) {
 	for i := range Protocols {
 		in, out := a.Receive[i], a.Send[i]
@@ -109,7 +109,7 @@ func sumsOf(a Account, byCPU []time.Duration, own float64) (s sums) {
 	return s
 }
 
-// plus adds other sums, which have happened so many times: what was received, and sent, and the rest.
+// plus adds multiples of other sums: of what was received, of what was sent, and of the rest.
 func (s *sums) plus(b sums, receive, send, rest float64) {
 	for i := range Protocols {
 		s.receive[i].plus(b.receive[i], receive)
@@ -131,8 +131,8 @@ func (s *sums) plus(b sums, receive, send, rest float64) {
 	}
 }
 
-// lower takes a time in ns off for each packet. The gap may have had other traffic than the windows, and
-// a machine of another speed: half of the work stays, and twice is the most. Whole numbers add up.
+// lower takes each ns off for every packet. A gap may have other traffic or another machine speed than
+// the windows, so the result stays between half and twice the work. It is whole, so that sums are exact.
 func (s *sums) lower(each float64) {
 	for i := range Protocols {
 		for _, a := range []*amount{&s.receive[i], &s.send[i]} {
@@ -152,18 +152,18 @@ func (s *sums) ns() float64 { return amounts(s.receive).ns + amounts(s.send).ns 
 
 func (s *sums) packets() float64 { return amounts(s.receive).packets + amounts(s.send).packets }
 
-// price is the time of a packet in ns.
+// price returns the CPU time of a packet in ns.
 func (s *sums) price() float64 { return s.ns() / max(s.packets(), 1) }
 
-// ratio compares the packets of windows as the programs and as the kernel count them: GRO and GSO
-// make them differ. The windows' edges disturb it, so it has a longer memory than the price.
+// ratio compares the packets that programs and kernel count in windows, which differ by GRO and GSO.
+// The edges of windows disturb it, so it remembers longer than the price.
 type ratio struct{ seen, counted float64 }
 
 func (r *ratio) see(seen float64, counted uint64) {
 	r.seen, r.counted = r.seen*memory+seen, r.counted*memory+float64(counted)
 }
 
-// counted is what the kernel has counted of a container's work, in a time that no program saw.
+// counted holds the packets that the kernel has counted for a container in gaps, and their length.
 type counted struct{ in, out, length float64 }
 
 func (c *counted) add(n count, length time.Duration) {
@@ -172,16 +172,16 @@ func (c *counted) add(n count, length time.Duration) {
 	c.length += float64(length)
 }
 
-// window is what one window has shown.
+// window is the result of one window.
 type window struct {
-	seen   Reading // the difference of two readings
+	seen   Reading // difference of two readings
 	length time.Duration
-	counts counts        // in the window
-	whole  time.Duration // of seen, in softirqs of packets
+	counts counts        // kernel's counts in the window
+	whole  time.Duration // part of seen in softirqs of packets
 	own    float64       // ns that the programs have taken off for each packet
 }
 
-// of returns what is known of a container.
+// of returns the recent work of a container, new if there is none.
 func (e *estimate) of(id container.ID) *recent {
 	if e.recent == nil {
 		e.recent = make(map[container.ID]*recent)
@@ -192,7 +192,7 @@ func (e *estimate) of(id container.ID) *recent {
 	return e.recent[id]
 }
 
-// see takes up a window.
+// see adds a window to the estimate.
 func (e *estimate) see(w window) {
 	now := make(map[container.ID]sums)
 	for id, a := range w.seen.Accounts {
@@ -215,12 +215,12 @@ func (e *estimate) see(w window) {
 	e.all, e.packets = e.all*memory+float64(all)*part, e.packets*memory+float64(w.whole)*part
 }
 
-// part is how much a window counts for its length. A phase of ten seconds is no better a sample of
-// what comes next than a window is, and may have seen other traffic: it counts as much as the
-// shortest window.
+// part returns the factor for the work of a window, so that any window counts as much as the shortest.
+// A phase of ten seconds may have seen other traffic, and predicts the next gap no better than a short
+// window.
 func (w window) part() float64 { return min(1, float64(shortest)/float64(max(w.length, 1))) }
 
-// see adds what a window shows of the container.
+// see adds the container's work in a window.
 func (r *recent) see(id container.ID, now sums, w window) {
 	n, counted := w.counts[id]
 	if now.packets() == 0 && n == (count{}) && r.in.counted+r.out.counted > 0 {
@@ -241,15 +241,15 @@ func (r *recent) see(id container.ID, now sums, w window) {
 	r.length = r.length*keep + float64(w.length)*part
 }
 
-// measure sets own by what the packets of a gap cost in windows, and by what the softirqs of packets took
-// in the gap. It is the same for each packet, whatever that costs, as programs run for each. What prices
-// have of interrupts before softirqs and of threads contains none of it.
+// measure sets own from the difference between the prices of a gap's packets and the time of softirqs
+// with packets in that gap. own is the same for each packet, cheap or dear, because programs run for
+// each. The parts of prices in threads and in interrupts before softirqs have no share in it.
 func (e *estimate) measure(counts counts, length, took time.Duration) {
 	var expected, packets float64
 	for id, r := range e.recent {
 		n := counts[id]
 		if r.ns() == 0 && n.in+n.out >= few {
-			return // somebody's packets took time, and their price is not known
+			return // packets without a known price took time
 		}
 		in, out := r.factors(counted{float64(n.in), float64(n.out), float64(length)})
 		receive, send := amounts(r.receive), amounts(r.send)
@@ -264,8 +264,8 @@ func (e *estimate) measure(counts counts, length, took time.Duration) {
 	}
 }
 
-// gap charges what the kernel has counted in a time that no window has seen, in which the softirqs of
-// packets took so long; 0: that was not measured.
+// gap charges the packets that the kernel has counted in a gap between windows. took is the time of
+// softirqs with packets in the gap; 0: not measured.
 func (e *estimate) gap(counts counts, length, took time.Duration) {
 	for id := range counts {
 		e.of(id)
@@ -281,13 +281,13 @@ func (e *estimate) gap(counts counts, length, took time.Duration) {
 	e.softirq += sum - threads
 }
 
-// charge adds the work that is due to the container's account, without the programs' own time for each
-// packet, and returns its CPU time. Packets whose price no window has shown stay due.
+// charge adds the due work to the container's account, without the programs' own time for each packet,
+// and returns its CPU time. Packets stay due until a window has shown their price.
 func (e *estimate) charge(r *recent) time.Duration {
 	before := r.ns()
 	if before == 0 { // no window has seen it work
 		if r.length > 0 {
-			r.due.length = 0 // and without counters it has not
+			r.due.length = 0 // a container without counters has not worked either
 		}
 		return 0
 	}
@@ -313,15 +313,15 @@ func (e *estimate) charge(r *recent) time.Duration {
 	return time.Duration(cpu)
 }
 
-// factors returns how much work there was for one that the windows saw, received and sent.
+// factors returns the received and sent work as multiples of the work in the windows.
 func (r *recent) factors(of counted) (in, out float64) {
 	elapsed := of.length / max(r.length, 1)
 	return factor(amounts(r.receive), r.in, of.in, elapsed), factor(amounts(r.send), r.out, of.out, elapsed)
 }
 
-// factor is how much work there was for one that the windows saw. n are its packets
-// as the kernel counts them. If it counts much fewer than the programs, others bring the packets, and
-// elapsed counts: the time for that of the windows.
+// factor returns the work as a multiple of the work in the windows. n is the number of packets that the
+// kernel has counted. If it counts far fewer than the programs, other devices bring the packets. factor
+// then returns elapsed, the time as a multiple of the windows' length.
 func factor(seen amount, of ratio, n, elapsed float64) float64 {
 	switch {
 	case seen.ns == 0:
@@ -393,7 +393,7 @@ func (w *Work) plus(b Work) {
 	w.Bytes += b.Bytes
 }
 
-// minus takes the numbers of an earlier reading of the same account away.
+// minus subtracts an earlier reading of the same account.
 func (a *Account) minus(b Account) {
 	for i := range Protocols {
 		a.Receive[i].minus(b.Receive[i])
@@ -408,8 +408,8 @@ func (w *Work) minus(b Work) {
 	w.Bytes -= b.Bytes
 }
 
-// Since returns what was counted since an earlier reading. An account, or a theft, of less than before is
-// another one.
+// Since returns the growth since an earlier reading. An account or theft that has fallen is a new one,
+// so all of it is growth.
 func (r Reading) Since(was Reading) Reading {
 	r.Softirq -= was.Softirq
 	r.Thread -= was.Thread

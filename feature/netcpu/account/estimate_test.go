@@ -41,7 +41,7 @@ func estimated(e *estimate, ids ...container.ID) (Reading, map[container.ID]Acco
 	return r, r.Accounts
 }
 
-// A gap costs what the window's packets cost, times the packets that the kernel has counted in it.
+// The cost of a gap is the price of a packet in the window, times the packets that the kernel has counted.
 func TestEstimate(t *testing.T) {
 	var e estimate
 	e.gap(counts{1: {in: 500}}, time.Second, 0) // due until a price is known
@@ -88,8 +88,8 @@ func TestEstimateCountsExactly(t *testing.T) {
 	}
 }
 
-// A super-packet that GRO has made counts as the kernel and as the programs see it. Where the kernel
-// counts no packets of a container, or much fewer than come, the time counts.
+// Kernel and programs count a super-packet from GRO differently, which the estimate corrects. If the
+// kernel counts no packets of a container, or far too few, the estimate uses the time.
 func TestEstimateCounted(t *testing.T) {
 	for _, c := range []struct {
 		counted, gap uint64 // of 2000 packets in a window of a second, and in the gap
@@ -105,8 +105,8 @@ func TestEstimateCounted(t *testing.T) {
 	}
 }
 
-// The price stays while no packet comes. One that is quite another replaces what earlier windows have
-// shown at once, and one that is not only adds to it.
+// The price stays while no packet comes. A very different price replaces that of earlier windows at once.
+// A similar price is averaged with it.
 func TestEstimatePrice(t *testing.T) {
 	var e estimate
 	e.see(seen(1, 10, 10))
@@ -136,8 +136,8 @@ func TestEstimatePrice(t *testing.T) {
 	costs("as windows differ", 2556) // ns: 2 µs count for four fifths
 }
 
-// What softirqs of packets take between windows is measured, and the programs' time in each packet's price
-// is the same for cheap packets and dear ones. Interrupts before softirqs, and threads, have none.
+// The time of softirqs with packets is measured between windows. The programs' time in the price of a packet
+// is the same for cheap and dear packets. Interrupts before softirqs, and threads, have no share in it.
 func TestEstimateMeasured(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -177,7 +177,7 @@ func TestEstimateMeasured(t *testing.T) {
 	}
 }
 
-// Where the kernel counts nothing, the time in which windows have shown no work costs nothing later.
+// If the kernel counts no packets, time without work in windows costs nothing later.
 func TestEstimateIdle(t *testing.T) {
 	var e estimate
 	for range 10 {
@@ -191,7 +191,7 @@ func TestEstimateIdle(t *testing.T) {
 	}
 }
 
-// What a long phase has seen does not outweigh the windows after it.
+// A long phase does not outweigh the windows after it.
 func TestEstimateAfterLongPhase(t *testing.T) {
 	var e estimate
 	phase := func(length, cpu time.Duration) {
@@ -210,7 +210,7 @@ func TestEstimateAfterLongPhase(t *testing.T) {
 	}
 }
 
-// A culprit that takes more than the given part of a CPU is found; time that nobody lost does not count.
+// robbery finds a culprit that takes more than the given part of a CPU. Time that is no loss does not count.
 func TestRobbery(t *testing.T) {
 	for _, c := range []struct {
 		length time.Duration

@@ -18,9 +18,9 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// TestForged has a container that marks its packets as another's: by their source, by its device's
-// address, by marks and priorities, and by the very field that fairlead stamps. They are charged to
-// the sender.
+// TestForged has a container that marks its packets as another's: by source address, by its device's
+// MAC address, by marks and priorities, and by the field that fairlead stamps. The sender pays for
+// them.
 func TestForged(t *testing.T) {
 	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))

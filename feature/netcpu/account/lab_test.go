@@ -34,8 +34,8 @@ type lab struct {
 	charged map[container.ID]time.Duration // until then; see charges
 }
 
-// exactMeter opens a Meter that samples nothing, so that it counts every packet. Opening one takes
-// long: subtests share it.
+// exactMeter opens a Meter that does not sample, so it counts every packet. Opening takes long, so
+// subtests share it.
 func exactMeter(t testing.TB) *Meter {
 	t.Helper()
 	return openMeter(t, true)
@@ -53,7 +53,7 @@ func newLab(t testing.TB, m *Meter) *lab {
 	return l
 }
 
-// begin makes what comes from now on what expect looks at, for a test or one of its cases.
+// begin starts a test or one of its cases: expect looks at later packets.
 func (l *lab) begin(t testing.TB) {
 	t.Helper()
 	l.t, l.softirqs = t, testkit.WatchSoftirqs(t)
@@ -66,7 +66,7 @@ func (l *lab) begin(t testing.TB) {
 	})
 }
 
-// charges reads what the limits of package drop compare with.
+// charges reads the charges that package drop compares with its limits.
 func (l *lab) charges() map[container.ID]time.Duration {
 	l.t.Helper()
 	all := make(map[container.ID]time.Duration)
@@ -87,8 +87,8 @@ func (l *lab) read() Reading {
 	return r
 }
 
-// bare makes a network namespace without IPv6: the kernel's own packets would be counted with the
-// test's. See ipv6.
+// bare makes a network namespace without IPv6, because the test would also count the kernel's own
+// packets. See ipv6.
 func (l *lab) bare(name string) *sandbox.Box {
 	l.t.Helper()
 	b := l.Create(sandbox.Spec{Name: "acc-" + name, Bare: true})
@@ -138,8 +138,8 @@ func (l *lab) watch(b *sandbox.Box, devices ...identity.Device) {
 	must(l.t, l.m.Watch(identity.Member{ID: l.ids[b], Tenant: in, Cgroups: []uint64{uint64(l.ids[b])}, Devices: devices}))
 }
 
-// world makes a tenant of the namespace that stands for the world outside of the host: its work is
-// done on this machine, too.
+// world makes a tenant of the namespace outside the host, because its work is also done on this
+// machine.
 func (l *lab) world(b *sandbox.Box, dev string) {
 	l.t.Helper()
 	w := l.boxIn("world", b)

@@ -32,25 +32,25 @@ var (
 	ErrSlots    = errors.New("as many containers are accounted for as there is room for")
 )
 
-// Config is what Open needs.
+// Config configures Open.
 type Config struct {
 	Proc   string // the root of proc; "" is /proc
 	Cgroup string // the directory above all cgroup hierarchies; "" is the usual one
 
-	// Identity learns of the tenants. Without one, Open fails with ErrIdentity.
+	// Identity keeps the tenants. If it is nil, Open fails with ErrIdentity.
 	Identity *identity.Identity
-	// Ends attaches the programs that stamp each packet with its sender's slot, on
-	// behalf of Owner. If nil, packets are not stamped: packets that a queue of the
+	// Ends attaches the programs that stamp each packet with its sender's number, on
+	// behalf of Owner. If it is nil, packets have no stamps: packets that a queue of the
 	// host delays are charged by their socket, or to System.
 	Ends  *hook.Ends
 	Owner journal.Owner
 
-	// Count returns what the kernel counts at the devices of a network namespace, by index. With it
-	// the programs are attached for windows only, unless something needs more (see Demand), and the
-	// work in between is estimated. If nil, they are always attached.
+	// Count returns the kernel's counters of the devices in a network namespace, by index. With it the
+	// programs are attached only in windows, unless Demand asks for more, and the work between windows
+	// is estimated. If it is nil, the programs are always attached.
 	Count func(netns uint64) (map[int]netdev.Counters, error)
 
-	byHand bool  // for tests: nothing begins and ends windows
+	byHand bool  // for tests: the test begins and ends windows
 	exact  uint8 // for tests that count every packet: never sample, and let packets wait so many seconds in a queue
 }
 
@@ -61,7 +61,7 @@ type Meter struct {
 	maps     accountMaps
 	flush    *ebpf.Program
 	vars     vars
-	programs []*ebpf.Program // in the order of attaching
+	programs []*ebpf.Program // in the order in which they are attached
 	links    bpf.Links       // of programs that are always attached
 	windows  *windows        // nil without Config.Count
 	stamping bool
@@ -69,29 +69,29 @@ type Meter struct {
 	mu       sync.Mutex
 	accounts map[container.ID]*account
 	cgroups  *identity.Cgroups // fl_containers
-	last     int               // nth of the last account
-	slots    []*account        // by slot; nil: free; 0 is the system's
+	last     int               // nth of the newest account
+	slots    []*account        // by slot; nil: free; slot 0 is System's
 	gone     time.Duration
 	closed   bool
 
-	pairs map[accountTheft]growth        // the content of fl_thefts
+	pairs map[accountTheft]growth        // content of fl_thefts
 	idle  map[accountTheft]time.Duration // earlier values of idle pairs
 
 	timed       bool      // the programs see interrupts
-	calibrated  time.Time // the start of the last calibration
+	calibrated  time.Time // start of the last calibration
 	calibrating sync.WaitGroup
 
 	loop feature.Loop // of sample and the calibrations
 }
 
-// account is the account of one container: a slot in the per-CPU tables. It is not an
-// identity.Slot. Several containers may share a tenant and its identity.Slot, but each
-// container has an account of its own. There are 64 times as many identity.Slots. And
-// those become free after a time, while an account's slot becomes free when a reading
-// shows that no CPU holds charges for it.
+// account is the account of one container: a slot in the per-CPU tables. It differs from
+// an identity.Slot. Containers of a tenant share an identity.Slot, but each container has
+// its own account. There are 64 times as many identity.Slots, and they become free after
+// a time. An account's slot becomes free when a reading shows that no CPU holds charges
+// for it.
 type account struct {
 	member identity.Member
-	nth    int // in the order in which they were first watched
+	nth    int // position in the order in which accounts were first watched
 	slot   uint32
 	number uint16 // in the stamps of its packets
 	state  accountState
@@ -103,9 +103,9 @@ type account struct {
 // teller names the Meter to Identity.
 const teller = "accounts"
 
-// accountState is the life of a slot. The next Read reports a forgotten account once
-// more. The Read after that frees its slot, because no CPU can hold charges for it by
-// then.
+// accountState is the state of a slot. The next Read reports a forgotten account once
+// more. The Read after that frees the slot, because no CPU can hold charges for it any
+// longer.
 type accountState int
 
 const (
@@ -114,9 +114,9 @@ const (
 	reported
 )
 
-// Open loads and attaches the programs. Until Watch they charge all packets to System. The error
-// names the kernel's gap; it matches ErrRealtime on a PREEMPT_RT kernel, and ErrIdentity without an
-// Identity.
+// Open loads and attaches the programs. Until Watch they charge all packets to System. The error names
+// the feature that the kernel lacks. It matches ErrRealtime on a PREEMPT_RT kernel, and ErrIdentity
+// without an Identity.
 func Open(cfg Config) (_ *Meter, err error) {
 	if cfg.Proc == "" {
 		cfg.Proc = "/proc"
@@ -156,18 +156,18 @@ func Open(cfg Config) (_ *Meter, err error) {
 	m.maps, m.flush, m.vars = objs.accountMaps, objs.Flush, objs.vars
 	m.slots = make([]*account, 1, m.maps.FlAccounts.MaxEntries())
 	m.cgroups = m.cfg.Identity.Cgroups(m.maps.FlContainers, "accounts of cgroups")
-	// In this order, so that the programs see the end of every run that they saw start.
+	// Attach fl_enter last, so that the programs see the end of every run whose start they see.
 	if m.programs, err = m.object.Programs(accountProgFlExit, accountProgFlPolled, accountProgFlReceive, accountProgFlXmit, accountProgFlEnter); err != nil {
 		return nil, err
 	}
-	if m.links, err = bpf.Attach(m.programs...); err != nil { // for windows, a trial
+	if m.links, err = bpf.Attach(m.programs...); err != nil { // with windows only a trial
 		return nil, err
 	}
 	if err := m.interrupts(); err != nil {
 		return nil, err
 	}
 	if cfg.Ends != nil {
-		p, err := m.stampOf(&account{}) // a trial: does the kernel accept it?
+		p, err := m.stampOf(&account{}) // a trial: the kernel may reject the program
 		if err != nil {
 			return nil, err
 		}
@@ -197,7 +197,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	return m, nil
 }
 
-// The places in Meter.programs of those that begin and end the run of a softirq.
+// Indexes in Meter.programs of the programs at the exit and entry of a softirq.
 const (
 	exits  = 0
 	enters = 4
@@ -243,16 +243,16 @@ func (m *Meter) Loop() *feature.Loop { return &m.loop }
 // Maps returns how full the maps are.
 func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }
 
-// Charges is a map from slot to a signed time in ns: the time that the container's packets
-// took from others, minus the time that the packets of others took from its tasks. The
-// scheduler has charged the container that much too little since Watch. Other programs may
-// only read it. It belongs to the Meter.
+// Charges returns a map from slot to a signed time in ns: the time that the container's
+// packets took from others, minus the time that others' packets took from its tasks. The
+// scheduler has charged the container that much too little since Watch. The map belongs to
+// the Meter. Other programs may only read it.
 func (m *Meter) Charges() *ebpf.Map { return m.maps.FlCharges }
 
 // Taker loads the program that an XDP program tail-calls to drop a packet, after it has reported
 // the tenant (bpf/fate.h). Taker's program charges the cost of the packet to the tenant's account
-// and returns XDP_DROP. The program that calls it must accept packets of several fragments
-// (BPF_F_XDP_HAS_FRAGS), as the kernel requires the same of both. The caller closes the program.
+// and returns XDP_DROP. The calling program must also accept packets of several fragments
+// (BPF_F_XDP_HAS_FRAGS), because the kernel requires that both do. The caller closes the program.
 func (m *Meter) Taker() (*ebpf.Program, error) {
 	return m.object.Program(accountProgFlTaken, nil)
 }
@@ -268,8 +268,8 @@ func (m *Meter) Slot(id container.ID) (uint32, bool) {
 	return acc.slot, true
 }
 
-// Holder returns the container that is charged for the packets of a network namespace,
-// which several containers may share: see identity.Member. ok is false if there is none.
+// Holder returns the container that pays for the packets of a network namespace, which
+// containers may share: see identity.Member. ok is false if no container pays.
 func (m *Meter) Holder(netns uint64) (id container.ID, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -280,9 +280,8 @@ func (m *Meter) Holder(netns uint64) (id container.ID, ok bool) {
 	return acc.member.ID, true
 }
 
-// holder returns the account that a tenant's packets are charged to, nil for
-// System: of the containers that share it the one with the highest Rank, and among equals
-// the first.
+// holder returns the account that pays for a tenant's packets, or nil for System. It is
+// the account of the member with the highest Rank; among equals, of the first.
 func (m *Meter) holder(of identity.Tenant) *account {
 	return m.holders()[of]
 }
@@ -299,13 +298,13 @@ func (m *Meter) holders() map[identity.Tenant]*account {
 	return all
 }
 
-// precedes reports whether acc holds a tenant's packets rather than another account of the tenant;
-// nil: there is none.
+// precedes reports whether acc pays for its tenant's packets before another account of the tenant,
+// which may be nil.
 func (acc *account) precedes(other *account) bool {
 	return other == nil || cmp.Or(cmp.Compare(other.member.Rank, acc.member.Rank), cmp.Compare(acc.nth, other.nth)) < 0
 }
 
-// charge charges the packets of a tenant with a slot to its holder.
+// charge makes the programs charge a tenant's packets to its holder.
 func (m *Meter) charge(of identity.Tenant, slot identity.Slot) error {
 	if slot == identity.Nobody {
 		return nil
@@ -321,9 +320,9 @@ func (m *Meter) charge(of identity.Tenant, slot identity.Slot) error {
 	return errors.Join(m.maps.FlPayers.Put(uint32(slot), account), m.cfg.Identity.Changed())
 }
 
-// Watch starts to charge a container, or replaces what an earlier Watch said about it.
-// The error matches ErrSlots if no slot is free. After any other error, for example about
-// a device that has gone, the rest is in force.
+// Watch starts to charge a container, or replaces the Member of an earlier Watch. The
+// error matches ErrSlots if no slot is free. After any other error, for example about a
+// device that has gone, the rest is in force.
 func (m *Meter) Watch(told identity.Member) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -355,8 +354,8 @@ func (m *Meter) Watch(told identity.Member) error {
 	return nil
 }
 
-// tell updates the programs after a change of one container from was. A container that is not
-// watched any more is forgotten.
+// tell updates the programs after a container has changed from was to now. It removes a container
+// that is no longer watched.
 func (m *Meter) tell(was, now identity.Member) error {
 	before := m.cfg.Identity.Lookup(was.Tenant)
 	after := identity.Nobody
@@ -372,7 +371,7 @@ func (m *Meter) tell(was, now identity.Member) error {
 	return errors.Join(append(errs, m.reattach([]identity.Member{was, now}))...)
 }
 
-// Room is how many containers can be accounted for at a time.
+// Room returns the highest number of containers with an account.
 func (m *Meter) Room() int { return cap(m.slots) - 1 }
 
 // free finds a slot.
@@ -389,8 +388,8 @@ func (m *Meter) free() (uint32, error) {
 	return uint32(len(m.slots) - 1), nil
 }
 
-// draw draws a number that no account's stamps have. Those of other agents on this kernel are not
-// known: fl_stamps.
+// draw draws a random number that no account of this Meter uses in stamps. Numbers of other agents on
+// this kernel are unknown: see fl_stamps.
 func (m *Meter) draw() uint16 {
 	for {
 		n := uint16(1 + rand.IntN(math.MaxUint16))
@@ -400,8 +399,8 @@ func (m *Meter) draw() uint16 {
 	}
 }
 
-// reclaim recycles the slots of forgotten accounts and finds one. Recycling takes two
-// Reads, and there may be a host where nothing reads the accounts.
+// reclaim recycles the slots of forgotten accounts and returns one. Recycling takes two
+// reads, which reclaim does itself because nothing else may read the accounts.
 func (m *Meter) reclaim() (uint32, error) {
 	for range 2 {
 		if _, err := m.read(false, true); err != nil {
@@ -411,8 +410,8 @@ func (m *Meter) reclaim() (uint32, error) {
 	return m.free()
 }
 
-// Forget ends the charging of a container. The next Reading contains its numbers once
-// more, unless another container needs its slot before. After that they are part of Gone.
+// Forget stops charging a container. The next Reading contains its account once more,
+// unless another container needs its slot first. After that the account is part of Gone.
 // Forget succeeds for a container that is not watched, and after Close.
 func (m *Meter) Forget(id container.ID) error {
 	m.mu.Lock()
@@ -425,7 +424,7 @@ func (m *Meter) Forget(id container.ID) error {
 	acc.state, acc.nth = forgotten, 0
 	acc.member = identity.Member{ID: id}
 	if m.windows != nil {
-		delete(m.windows.recent, id) // its work does not go on
+		delete(m.windows.recent, id) // no estimates for it any longer
 	}
 	if err := m.tell(was, acc.member); err != nil {
 		return fmt.Errorf("end account of container %v: %w", id, err)

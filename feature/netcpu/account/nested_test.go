@@ -22,9 +22,9 @@ import (
 // portVXLAN is one of the ports at which tunnels arrive.
 const portVXLAN = 4789
 
-// A container sends over the loopback of a namespace that it has made, and that fairlead does not
-// know. All of that is charged to it, on any CPU and whatever the packets look like, and nothing to
-// others.
+// A container sends over the loopback of a namespace that it has made and that fairlead does not know.
+// The container is charged for all of it, on any CPU and for any kind of packet, and others for
+// nothing.
 func TestNested(t *testing.T) {
 	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
@@ -35,8 +35,8 @@ func TestNested(t *testing.T) {
 		name  string
 		rps   string // of the loopback there; the sender is on CPU 0
 		port  int
-		burns string // the container that computes on CPU 1
-		below bool   // in a cgroup that it has made, and that is not registered
+		burns string // container that computes on CPU 1
+		below bool   // the sender is in a cgroup that the container has made and that is not registered
 	}{
 		{"in the sender's own time", "", 9000, "", false},
 		{"from a cgroup below its own", "", 9000, "", true},
@@ -59,8 +59,8 @@ func TestNested(t *testing.T) {
 			f.send(f.wire, 1, packets, "udp-send", "10.66.0.3:9000")
 			f.got(r, uint64(packets*(1+i)))
 			f.expect(func(d delta) {
-				// The port has no listener: its owner answers many of the packets by ICMP, which is
-				// also the container's.
+				// The port has no listener: its owner answers many packets by ICMP, which the
+				// container also pays for.
 				d.received(bad, UDP, packets, packets*sizeUDP4)
 				d.received(victim, UDP, packets, packets*sizeUDP4)
 				if e := d.of(victim).Receive[Encapsulated]; e != (Work{}) {
@@ -74,9 +74,9 @@ func TestNested(t *testing.T) {
 	}
 }
 
-// nest starts a generator on CPU 0, in a box's cgroup or one below, and in a network namespace of
-// its own. rps is the mask of CPUs for RPS on the loopback there, which takes privileges on the
-// host. Without it there is a user namespace, too, which any user can create.
+// nest starts a generator on CPU 0, in a box's cgroup or a child of it, and in a new network namespace.
+// rps is the RPS mask of the loopback there, which takes privileges on the host. Without it there is
+// also a new user namespace, which any user can create.
 func (l *lab) nest(b *sandbox.Box, rps, below string, args ...string) {
 	l.t.Helper()
 	cmd, board, err := load.Command(args...)

@@ -14,27 +14,27 @@ import (
 )
 
 // The number of pairs of victim and culprit is the square of the number of containers, and
-// fl_thefts has room for the pairs of some hundred containers. So a pair that does not grow gives
-// its place to others. Its value moves here, up to idleMost pairs.
+// fl_thefts has room for the pairs of some hundred containers. So a pair that has not grown for
+// idleAfter leaves it. Meter.idle keeps the values of up to idleMost such pairs.
 const (
 	idleAfter = law.Long
 	idleMost  = 65536
 )
 
-// growth is the value of a pair in fl_thefts at a reading, and the time of its last growth.
+// growth is the value of a pair in fl_thefts at a reading, and when it was first seen.
 type growth struct {
 	cpu   time.Duration
 	since time.Time
 }
 
-// thefts reads fl_thefts at the time now, and makes room in it. ids are the containers by
+// thefts reads fl_thefts at the time now, and makes room in it. ids has the containers by
 // slot.
 func (m *Meter) thefts(ids map[uint16]container.ID, now time.Time) (map[Pair]time.Duration, error) {
 	thefts := make(map[Pair]time.Duration)
 	add := func(k accountTheft, cpu time.Duration) {
 		culprit, ok := ids[k.Culprit]
 		victim, vok := ids[k.Victim]
-		if ok && vok { // else its slot is about to be recycled
+		if ok && vok { // else a slot is being recycled
 			thefts[Pair{Party{victim, PartyKind(k.Kind)}, culprit}] = cpu
 		}
 	}
@@ -79,12 +79,12 @@ func total(perCPU []uint64) (sum time.Duration) {
 	return sum
 }
 
-// retire removes a pair from fl_thefts, and keeps its value.
+// retire moves a pair from fl_thefts to Meter.idle.
 func (m *Meter) retire(k accountTheft, cpu time.Duration) error {
 	var perCPU []uint64
 	err := m.maps.FlThefts.LookupAndDelete(k, &perCPU)
 	if err == nil {
-		cpu = total(perCPU) // it may just have grown
+		cpu = total(perCPU) // the pair may just have grown
 	}
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err

@@ -145,8 +145,8 @@ func TestOverlay(t *testing.T) {
 	overlay := f.overlay()
 	boxes := []*sandbox.Box{f.inOverlay(overlay, "a", 2), f.inOverlay(overlay, "b", 3)}
 	victim := f.victim()
-	// One container after the other, with fewer packets than the pool holds before the first one
-	// leaves the tunnel (64): a busy CPU receives all of them before that.
+	// Containers get packets one after the other, and fewer than the pool holds before the first
+	// packet leaves the tunnel (64): a busy CPU receives all of them before that.
 	const most = 50
 	for i, box := range boxes {
 		r := f.receive(box, 0, ":9000")
@@ -346,7 +346,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// spares checks that most of the sender's time that packets take is said to be its own doing.
+// spares checks that most of the sender's time that packets take counts as Peer, not as theft.
 func (d delta) spares(culprit *sandbox.Box, sender container.ID) {
 	d.t.Helper()
 	peer, task := d.stole(culprit, Party{sender, Peer}), d.stole(culprit, Party{sender, Task})

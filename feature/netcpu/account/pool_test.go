@@ -79,8 +79,8 @@ func TestExactBehindTunnel(t *testing.T) {
 	}
 }
 
-// TestStampOfAnother has a wire that keeps the stamp of another agent on the same kernel, as a veth
-// between two nodes of kind does: a packet's owner is who receives it, behind a tunnel too.
+// TestStampOfAnother has a wire that keeps the stamp of another agent on the same kernel, like a veth
+// between two nodes of kind. The receiver owns the packet, even behind a tunnel.
 func TestStampOfAnother(t *testing.T) {
 	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))

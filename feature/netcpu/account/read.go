@@ -14,10 +14,10 @@ import (
 // runOnCPU is BPF_F_TEST_RUN_ON_CPU.
 const runOnCPU = 1
 
-// Read returns the accounts as of now.
+// Read returns the present accounts.
 func (m *Meter) Read() (Reading, error) { return m.reading(true) }
 
-// Accounts is Read without the Thefts. Reading those takes two system calls each.
+// Accounts is Read without Thefts, each of which takes two system calls.
 func (m *Meter) Accounts() (Reading, error) { return m.reading(false) }
 
 func (m *Meter) reading(thefts bool) (Reading, error) {
@@ -40,7 +40,7 @@ func (m *Meter) reading(thefts bool) (Reading, error) {
 	return r, nil
 }
 
-// read reads what the programs have seen. With report, forgotten accounts go on to be recycled.
+// read reads the programs' counters. With report, a forgotten account comes a step closer to recycling.
 func (m *Meter) read(thefts, report bool) (Reading, error) {
 	if err := m.flushAll(); err != nil {
 		return Reading{}, err
@@ -89,7 +89,7 @@ func (m *Meter) read(thefts, report bool) (Reading, error) {
 	return r, err
 }
 
-// flushAll has each CPU add what it holds back. After a window it also ends the runs that are open.
+// flushAll makes each CPU add its pending charges. After a window it also ends open runs.
 func (m *Meter) flushAll() error {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
@@ -102,7 +102,7 @@ func (m *Meter) flushAll() error {
 	return nil
 }
 
-// sum adds up one account over all CPUs, and returns the time of each CPU.
+// sum adds up one account over all CPUs. It also returns the time of each CPU.
 func sum(perCPU []accountAccount) (a Account, byCPU []time.Duration) {
 	byCPU = make([]time.Duration, len(perCPU))
 	for cpu, c := range perCPU {
@@ -121,7 +121,7 @@ func sum(perCPU []accountAccount) (a Account, byCPU []time.Duration) {
 	return a, byCPU
 }
 
-// recycle frees the slot of an account after its last report.
+// recycle frees the slot of a reported account.
 func (m *Meter) recycle(acc *account, a Account) error {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {

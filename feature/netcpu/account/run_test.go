@@ -70,8 +70,8 @@ func pinned(cpu int, fn func() error) error {
 	return fn()
 }
 
-// The kernel runs what flushes a CPU's table right away if its caller is on that CPU: packets may come in the
-// middle of it.
+// The kernel runs the flush of a CPU's table right away if the caller is on that CPU. Packets may then arrive
+// in the middle of it.
 func TestFlushInterrupted(t *testing.T) {
 	m := exactMeter(t)
 	f := newFabric(t, m)
@@ -95,8 +95,8 @@ func TestFlushInterrupted(t *testing.T) {
 func TestCalls(t *testing.T) {
 	f := newFabric(t, exactMeter(t))
 	box, other := f.add("box", 2), f.add("other", 3)
-	// More than the rest of the cost of these packets, and less than is between two softirqs of a busy CPU,
-	// such as those of timers: no call began before the last of them has ended.
+	// This is more than the other cost of these packets, and less than the time between two softirqs of a
+	// busy CPU, such as those of timers: no call begins before the last softirq has ended.
 	const each = 200 * time.Microsecond
 	must(t, f.m.vars.AroundCall.Set(uint64(each)))
 	r := f.receive(box, 0, ":9000")
@@ -177,8 +177,8 @@ func TestRecalibrate(t *testing.T) {
 	}
 }
 
-// With a queue in the way, packets go out in NET_TX and by timers, and are charged to their sender.
-// The victim is chance.
+// Behind a queue, packets leave in NET_TX and by timers. Their sender is charged for them. The victim
+// is chance.
 func TestQdisc(t *testing.T) {
 	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
@@ -263,7 +263,7 @@ func TestKsoftirqd(t *testing.T) {
 	f.expect(func(d delta) { d.nothing(other, victim) })
 }
 
-// Reordered packets, and the ones sent in place of missing packets, belong to the connection.
+// Reordered and retransmitted packets belong to the connection.
 func TestReordered(t *testing.T) {
 	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))

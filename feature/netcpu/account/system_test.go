@@ -46,7 +46,7 @@ func TestSystem(t *testing.T) {
 	}
 	before := f.between(f.began, f.read()).of(box).Receive[Other].Packets
 	request := []byte{0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 9, 10, 66, 0, 1, 0, 0, 0, 0, 0, 0, 10, 66, 0, 99}
-	f.sends(0x0608, net.HardwareAddr("\xff\xff\xff\xff\xff\xff"), request) // ETH_P_ARP: for nobody
+	f.sends(0x0608, net.HardwareAddr("\xff\xff\xff\xff\xff\xff"), request) // ETH_P_ARP: for no container
 	f.expect(func(d delta) {
 		if n := d.of(box).Receive[Other].Packets - before; n < packets {
 			d.t.Errorf("%d of %d requests by ARP have come", n, packets)
@@ -93,7 +93,7 @@ func TestBroken(t *testing.T) {
 		name       string
 		routed     bool
 		badIP      bool
-		containers bool // who pays
+		containers bool // containers pay, not System
 	}{
 		{"ip routed", true, true, false},
 		{"udp routed", true, false, true},

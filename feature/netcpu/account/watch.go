@@ -13,54 +13,53 @@ import (
 )
 
 const (
-	// tick is the time between two looks at the kernel's counters, hurriedTick while something waits for
-	// a change: it is to act within a second.
+	// tick is the time between two looks at the kernel's counters. It is hurriedTick while a mode may act
+	// on a change, which has to happen within a second.
 	tick        = law.Window
 	hurriedTick = tick / 4
 
-	// The pause before the next window doubles from the first to the last, as prices change less and
-	// less. Reading the accounts of steady programs has the same pauses.
+	// The pause before the next window doubles from firstPause to lastPause, because prices change less
+	// and less. Readings of the accounts in the steady phase have the same pauses.
 	firstPause = tick
 	lastPause  = law.Calm
 
-	// A change of what the kernel counts ends a pause, but no more than mostChanges of them in
-	// changesIn: on some hosts it changes all the time.
+	// A change in the kernel's counters ends a pause, but at most mostChanges times in changesIn:
+	// on some hosts the counters change all the time.
 	mostChanges = 4
 	changesIn   = 2 * lastPause
 
-	// The tasks on a CPU change if it idles so much less of it: those that come may be robbed,
-	// with at least few softirqs with packets.
+	// The tasks on a CPU have changed if its idle time in a second falls by changedIdle. The new tasks
+	// may be robbed if the CPU has at least few softirqs with packets.
 	changedIdle = tick / 4
 
-	// A container's packets change if there are half or twice as many, and the difference is more
-	// than few in a second. The time of a CPU's softirqs changes if it is half as much
-	// more, and the difference is above changedTime in a second: less than Seen, but more than the
-	// 10 ms in which the kernel counts, after one look.
+	// A container's packets have changed if their rate halves or doubles, by more than few in a second.
+	// The softirq time of a CPU has changed if it grows by half plus changedTime in a second. That is
+	// less than Seen, but more than a single step of 10 ms, the kernel's unit, shows after one look.
 	changedTime = 8 * time.Millisecond
 )
 
-// watch decides when a window opens, and how long it is, by counters that the kernel keeps anyway.
-// Its zero value is ready.
+// watch decides when a window opens and how long it is, from counters that the kernel keeps anyway.
+// The zero value is ready.
 type watch struct {
 	looked time.Time
-	passed counts // until then
+	passed counts // at that look
 	works  map[int]irq.Work
 
-	now, priced traffic // of the last look, and when the last window or reading ended
+	now, priced traffic // at the last look, and at the end of the last window or reading
 	rate        float64 // packets, or softirqs if there are more, in a second
 
-	hurried bool // something waits for a change
+	hurried bool // a mode may act on a change
 	pause   time.Duration
-	due     time.Time   // of the next window
+	due     time.Time   // next window
 	changed []time.Time // windows that changes have opened
 }
 
-// traffic is what comes in a second: the mean of some looks, the last of which counts most. The time of
-// softirqs is that of two ticks, and the rest of one.
+// traffic holds rates per second, as a mean of some looks in which the last counts most. The mean of
+// softirqs spans two ticks, the others one.
 type traffic struct {
 	packets  map[container.ID]float64
-	softirqs map[int]time.Duration // by CPU
-	network  map[int]float64       // softirqs with packets, by CPU
+	softirqs map[int]time.Duration // time of softirqs, by CPU
+	network  map[int]float64       // number of softirqs with packets, by CPU
 	idle     map[int]time.Duration // by CPU
 }
 
@@ -72,7 +71,7 @@ func (w *watch) tick() time.Duration {
 	return tick
 }
 
-// look compares what the kernel counts with the last look, unless that is too short ago for a rate.
+// look compares the kernel's counters with the last look, unless that is too recent for a rate.
 func (w *watch) look(now time.Time, counts counts, works map[int]irq.Work) {
 	elapsed := now.Sub(w.looked)
 	if elapsed < w.tick()/2 {
@@ -89,7 +88,7 @@ func (w *watch) look(now time.Time, counts counts, works map[int]irq.Work) {
 	for cpu, work := range works {
 		was, known := w.works[cpu]
 		if !known || work.Network < was.Network || work.Time < was.Time {
-			continue // it was offline
+			continue // the CPU was offline
 		}
 		t.network[cpu] = mean(w.now.network[cpu], float64(work.Network-was.Network)*second, part)
 		t.idle[cpu] = mean(w.now.idle[cpu], scaled(max(0, work.Idle-was.Idle), second), part) // the kernel may take some back
@@ -100,12 +99,12 @@ func (w *watch) look(now time.Time, counts counts, works map[int]irq.Work) {
 	w.looked, w.passed, w.works, w.now = now, counts, works, t
 }
 
-// mean moves an earlier value a part of the way to the present one.
+// mean moves was a part of the way to now.
 func mean[N float64 | time.Duration](was, now N, part float64) N {
 	return was + N(float64(now-was)*part)
 }
 
-// changes reports whether other traffic comes than when prices were last seen.
+// changes reports whether the traffic differs from that of the last window.
 func (w *watch) changes() bool {
 	for id, n := range w.now.packets {
 		was := w.priced.packets[id]
@@ -126,7 +125,7 @@ func (w *watch) changes() bool {
 	return false
 }
 
-// opens reports whether a window is to open now.
+// opens reports whether a window opens now.
 func (w *watch) opens(now time.Time) bool {
 	if !now.Before(w.due) {
 		return true
@@ -137,12 +136,12 @@ func (w *watch) opens(now time.Time) bool {
 	}
 	w.changed = append(w.changed, now)
 	if w.hurried {
-		w.pause = 0 // who runs by turns may not run in this window
+		w.pause = 0 // the window may miss tasks that run by turns
 	}
 	return true
 }
 
-// soon makes the next window open within two seconds, for a container whose price nobody knows.
+// soon makes the next window open within two seconds, for a container without a price.
 func (w *watch) soon(now time.Time) {
 	if by := now.Add(2 * tick); by.Before(w.due) {
 		w.due = by
@@ -153,11 +152,11 @@ func (w *watch) soon(now time.Time) {
 func (w *watch) rest(now time.Time) {
 	w.priced = w.now
 	w.pause = backoff.Next(w.pause, firstPause, lastPause)
-	// Random, so that periodic traffic is counted neither too often nor never.
+	// The pause is random, so that windows neither follow nor miss periodic traffic.
 	w.due = now.Add(w.pause*3/4 + rand.N(w.pause/2))
 }
 
-// length returns how long all programs are to be attached for a window.
+// length returns the length of a window, in which all programs are attached.
 func (w *watch) length() time.Duration {
 	return min(max(scaled(time.Second, budget/max(w.rate, 1)), shortest), longest)
 }

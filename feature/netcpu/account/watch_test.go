@@ -54,7 +54,7 @@ func (w *watching) windows(n int, packets map[container.ID]uint64, softirqs map[
 	return opened
 }
 
-// While nothing changes, windows get rare, and a change opens one at once: also a change back.
+// While nothing changes, windows get rare. A change opens a window at once, and so does a change back.
 func TestWatchChanges(t *testing.T) {
 	w := newWatching()
 	w.counts[1], w.counts[2] = count{}, count{}
@@ -86,8 +86,8 @@ func TestWatchChanges(t *testing.T) {
 	}
 }
 
-// Where something waits for a change, half a second shows one, and not a tick of the kernel's clock. The
-// window after it comes soon: in the first, a victim by turns may not have run.
+// If a mode may act on a change, half a second shows the change, but a tick of the kernel's clock is no
+// change. The next window comes soon, because a victim that runs by turns may miss the first.
 func TestWatchHurried(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -120,7 +120,7 @@ func TestWatchHurried(t *testing.T) {
 	}
 }
 
-// What changes all the time opens few more windows than time does.
+// Traffic that changes all the time opens few more windows than the pauses do.
 func TestWatchUnrest(t *testing.T) {
 	w := newWatching()
 	w.counts[1] = count{}
@@ -158,8 +158,8 @@ func TestWatchLength(t *testing.T) {
 	}
 }
 
-// A task that begins to run on a CPU where packets come may be robbed by them, though these have
-// not changed. Without packets it is not.
+// Packets may rob a task that begins to run on their CPU, although the packets have not changed. Without
+// packets a new task opens no window.
 func TestWatchTasks(t *testing.T) {
 	for _, c := range []struct {
 		softirqs uint64

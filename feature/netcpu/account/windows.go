@@ -18,28 +18,28 @@ import (
 )
 
 const (
-	// budget is how many packets a window looks at, if that takes from shortest to longest.
+	// budget is the number of packets that a window examines, if that takes from shortest to longest.
 	budget   = 4 * few
 	shortest = tick / 20
 	longest  = tick
 
-	// oneIn is how many softirqs one that is measured between windows stands for, a power of two.
+	// oneIn is a power of two: between windows one softirq in oneIn is measured.
 	oneIn = 4
 
-	// few is how many packets in a second cost less than windows do. With fewer, the programs stay
-	// attached.
+	// few is the rate, in packets/s, below which programs at each packet cost less than windows, so
+	// that all programs stay attached.
 	few = law.Rate / 2
 
-	// settling is how long a window's end waits for the softirqs that have begun in it.
+	// settling is the wait at the end of a window for the softirqs that have begun in it.
 	settling = 500 * time.Microsecond
 
-	// While a culprit takes this part of a CPU from others in a window, and for calm after that, the
-	// programs stay attached.
+	// Seen is the share of a CPU from which a culprit's theft keeps the programs attached, until calm
+	// after it ends.
 	Seen = 2 * law.Loss
 	calm = 2 * tick
 
-	// Packets are stamped while more than one in laterOf is sent later than its softirq, by a queue
-	// or timer, and for calm after that. Fewer than laterFrom in a window are no reason.
+	// Packets are stamped while a queue or timer sends more than one in laterOf after its softirq, and
+	// for calm after that. Fewer than laterFrom in a window do not count.
 	laterOf   = 50
 	laterFrom = 20
 )
@@ -49,55 +49,55 @@ type windows struct {
 	estimate
 	watch
 	phase  phase
-	need   Need      // of Demand
-	tried  bool      // to measure what the programs take, although the need is Acted
-	ends   bpf.Links // of the programs that begin and end a run, unless the phase is off
-	others bpf.Links // of the others, in phases from full on
-	err    error     // of the last turn
+	need   Need      // from Demand
+	tried  bool      // has measured the programs' own time although the need was Acted
+	ends   bpf.Links // programs at the entry and exit of softirqs, unless the phase is off
+	others bpf.Links // the other programs, in phases from full on
+	err    error     // from the last turn
 
-	// At the begin of the phase.
+	// State at the start of the phase.
 	began  time.Time
 	start  counts
 	off    float64 // ns that the programs take off for each packet: fl_own
 	raw    Reading // without estimates
 	states states
 
-	// Until when, and until which counts, the work between windows is charged.
+	// The work between windows is charged up to this time and these counts.
 	at     time.Time
 	counts counts
 
-	most   float64   // of a CPU, which a culprit may take: Seen
-	robbed time.Time // the last time that one took more
-	later  time.Time // the last time that packets were sent later
+	most   float64   // share of a CPU that a culprit may take: Seen
+	robbed time.Time // last time that a culprit took more
+	later  time.Time // last time that packets were sent after their softirq
 
 	stop, done chan struct{}
 }
 
-// phase is what is attached.
+// phase says which programs are attached.
 type phase int
 
 const (
-	off     phase = iota // nothing, before the first phase and after an error
-	bare                 // the two programs that begin and end a run, between windows: fl_bare
-	full                 // all programs, for a window
-	steady               // all programs, while there are few packets
-	metered              // all programs, as something acts on the accounts
+	off     phase = iota // none, before the first phase and after an error
+	bare                 // the two programs at entry and exit of softirqs, between windows: fl_bare
+	full                 // all, for a window
+	steady               // all, while there are few packets
+	metered              // all, because a mode acts on the accounts or a culprit takes Seen
 )
 
 // states are sums of fl_cpus over the CPUs.
 type states struct{ whole, bare, later uint64 }
 
-// Need is what accounts are for. It decides when the programs are attached.
+// Need is the purpose of the accounts. It decides when the programs are attached.
 type Need int
 
 const (
-	Shown   Need = iota // in windows: nothing acts on the accounts
-	Watched             // in windows, soon after a change: something acts if packets take time from others
-	Acted               // always: something acts on the accounts
+	Shown   Need = iota // attached in windows: no mode acts on the accounts
+	Watched             // attached in windows, soon after a change: a mode acts if packets rob others
+	Acted               // always attached: a mode acts on the accounts
 )
 
-// Demand says what the accounts are needed for. Only an error to attach for Acted is returned. It has no
-// effect without Config.Count.
+// Demand sets the purpose of the accounts. It returns an error only if it cannot attach the programs for
+// Acted. It has no effect without Config.Count.
 func (m *Meter) Demand(need Need) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -112,8 +112,8 @@ func (m *Meter) Demand(need Need) error {
 	return m.turn(metered)
 }
 
-// Metering reports whether the programs see all packets at present. Otherwise the accounts grow by
-// what the last window has shown.
+// Metering reports whether the programs see all packets now. Otherwise the accounts grow by estimates
+// from the last windows.
 func (m *Meter) Metering() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -148,7 +148,7 @@ func (m *Meter) sample() {
 	}
 }
 
-// next begins or ends a phase if it is time, and returns after which time it is to be called again.
+// next begins or ends a phase if it is time. It returns the time until the next call.
 func (m *Meter) next() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -159,13 +159,13 @@ func (m *Meter) next() time.Duration {
 	now := time.Now()
 	counts := m.count()
 	works, err := irq.Works(m.cfg.Proc)
-	w.look(now, counts, works) // without works, all but changes of their time is seen
-	if w.phase == bare {       // while the devices of a container that is about to end are there
+	w.look(now, counts, works) // without works it sees only the changes of packets
+	if w.phase == bare {       // count before the devices of a container go
 		err = errors.Join(err, m.between(now, counts))
 	}
 	was, to := w.phase, w.want(now)
 	if was == metered && w.rate >= few && w.gaps == 0 && !w.tried && now.Sub(w.robbed) >= calm {
-		to, w.tried = bare, true // until the next look: nobody knows what the programs take, or is robbed
+		to, w.tried = bare, true // until the next look, to measure the programs' own time
 	}
 	if to == bare && w.phase > full {
 		w.pause = 0 // windows begin
@@ -173,7 +173,7 @@ func (m *Meter) next() time.Duration {
 	switch {
 	case to != bare:
 	case w.phase == steady:
-		to = full // what has just begun takes a small part of the steady phase, and may be a theft
+		to = full // new traffic is a small part of the steady phase, and may be a theft
 	case w.phase < full && w.opens(now):
 		to = full
 	}
@@ -194,7 +194,7 @@ func (m *Meter) next() time.Duration {
 	return w.tick()
 }
 
-// want returns the phase between two windows.
+// want returns the phase that follows a window.
 func (w *windows) want(now time.Time) phase {
 	switch {
 	case w.need == Acted || now.Sub(w.robbed) < calm:
@@ -205,13 +205,13 @@ func (w *windows) want(now time.Time) phase {
 	return bare
 }
 
-// stamps reports whether packets are stamped in this phase.
+// stamps reports whether the phase stamps packets.
 func (w *windows) stamps(now time.Time) bool {
 	return w.need == Acted || w.phase == metered || now.Sub(w.later) < calm
 }
 
-// turn ends a phase, takes up what it has shown, and begins another, or the same anew. After an
-// error the phase may be off.
+// turn ends a phase, takes its result, and begins another phase or the same one again. After an error
+// the phase may be off.
 func (m *Meter) turn(to phase) error {
 	w := m.windows
 	from := w.phase
@@ -233,7 +233,7 @@ func (m *Meter) turn(to phase) error {
 		window = 1
 	}
 	w.off = 0
-	if to > full { // a window has to show it
+	if to > full { // a window must show the programs' own time
 		w.off = math.Trunc(w.programs())
 	}
 	errs = append(errs, m.vars.Window.Set(window), m.vars.Own.Set(uint64(w.off)))
@@ -243,7 +243,7 @@ func (m *Meter) turn(to phase) error {
 		}
 	}
 	if !stay && to >= full {
-		errs = append(errs, m.reattach(nil), m.vars.Bare.Set(uint8(0))) // where it fails, the rest is metered
+		errs = append(errs, m.reattach(nil), m.vars.Bare.Set(uint8(0))) // meter in spite of an error
 		now, counts = time.Now(), m.count()
 		errs = append(errs, m.between(now, counts))
 	}
@@ -270,7 +270,7 @@ func (m *Meter) attachFor(to phase) (err error) {
 	return nil
 }
 
-// detach detaches the programs that a phase before full does not need.
+// detach detaches the programs that a phase below full does not need.
 func (m *Meter) detach(to phase) error {
 	w := m.windows
 	var errs []error
@@ -287,7 +287,7 @@ func (m *Meter) detach(to phase) error {
 	return errors.Join(errs...)
 }
 
-// between charges the work since the last phase that metered.
+// between charges the estimated work since the end of the last window, or since the last call.
 func (m *Meter) between(now time.Time, counts counts) error {
 	w := m.windows
 	states, err := m.states()
@@ -299,7 +299,7 @@ func (m *Meter) between(now time.Time, counts counts) error {
 	return nil
 }
 
-// take takes up what a phase has shown that ends now.
+// take takes the result of a phase that ends now.
 func (m *Meter) take(from phase, now time.Time, counts counts) error {
 	w := m.windows
 	if from < full {
@@ -310,7 +310,7 @@ func (m *Meter) take(from phase, now time.Time, counts counts) error {
 	if err != nil {
 		return err
 	}
-	w.states.whole, w.states.later = states.whole, states.later // what comes from now on is in between
+	w.states.whole, w.states.later = states.whole, states.later // later growth belongs to the gap
 	raw, err := m.read(true, false)
 	if err != nil {
 		return err
@@ -321,7 +321,7 @@ func (m *Meter) take(from phase, now time.Time, counts counts) error {
 	}
 	w.raw = raw
 	w.at, w.counts = now, counts
-	// The work of a container that has ended does not go on.
+	// A container that has ended does no work in the gap.
 	maps.DeleteFunc(win.seen.Accounts, func(id container.ID, _ Account) bool {
 		acc := m.accounts[id]
 		return acc != nil && acc.state != watched
@@ -340,7 +340,7 @@ func (m *Meter) take(from phase, now time.Time, counts counts) error {
 	return nil
 }
 
-// robbery returns the part of a CPU that the worst culprit took from others.
+// robbery returns the share of a CPU that the worst culprit took from others.
 func (w window) robbery() (most float64) {
 	took := make(map[container.ID]time.Duration)
 	for of, d := range w.seen.Thefts {
@@ -352,7 +352,7 @@ func (w window) robbery() (most float64) {
 	return most
 }
 
-// count returns what the kernel has counted for the watched containers.
+// count returns the kernel's packet counts of the watched containers.
 func (m *Meter) count() counts {
 	cs := make(counts)
 	namespaces := make(map[uint64]map[int]netdev.Counters)
@@ -363,7 +363,7 @@ func (m *Meter) count() counts {
 			}
 			ns, ok := namespaces[d.Netns]
 			if !ok {
-				ns, _ = m.cfg.Count(d.Netns) // if there never were counters, the time counts
+				ns, _ = m.cfg.Count(d.Netns) // without counters, estimates use the time
 				namespaces[d.Netns] = ns
 			}
 			n, ok := ns[d.Ifindex]
@@ -376,7 +376,7 @@ func (m *Meter) count() counts {
 	return cs
 }
 
-// states reads the sums of the CPUs' states.
+// states reads the states of all CPUs and returns their sum.
 func (m *Meter) states() (sum states, err error) {
 	var cpus []accountCpu
 	if err := m.maps.FlCpus.Lookup(uint32(0), &cpus); err != nil {

@@ -46,7 +46,7 @@ func attachedPrograms(m *Meter) int {
 	return len(m.links) + len(m.windows.ends) + len(m.windows.others)
 }
 
-// While something acts on the accounts, the programs stay attached, and packets are stamped.
+// While a mode acts on the accounts, the programs stay attached, and packets are stamped.
 func TestDemand(t *testing.T) {
 	m := byHand(t)
 	f := newFabric(t, m)
@@ -64,7 +64,7 @@ func TestDemand(t *testing.T) {
 			d.t.Errorf("%+v, want %d packets", w, packets)
 		}
 	})
-	// What the programs take is not known. It is looked for once, and not while others are robbed.
+	// The programs' own time is unknown. It is measured once, and not while others are robbed.
 	w := m.windows
 	w.looked, w.rate = time.Now().Add(time.Hour), few
 	for i, want := range []phase{metered, bare, metered, metered} {
@@ -87,9 +87,9 @@ func TestDemand(t *testing.T) {
 	}
 }
 
-// The interrupts before softirqs are no work of the programs: what is measured between windows has none.
-// However large the overhead around one, it does not reach back into the run before: no CPU is charged
-// more than the time that passes.
+// Interrupts before softirqs are not part of the time that is measured between windows. Even a large
+// overhead around an interrupt does not reach back into the previous run, so no CPU is charged more
+// than the time that passes.
 func TestInterruptsNotOwn(t *testing.T) {
 	m := byHand(t)
 	f := newFabric(t, m)
@@ -119,8 +119,8 @@ func TestInterruptsNotOwn(t *testing.T) {
 	}
 }
 
-// What acts on the accounts gets them without the time of the programs. However long that is, half of each
-// packet's time stays.
+// A mode acts on accounts without the time of the programs. However long that is, half of each packet's
+// time stays.
 func TestActedWithoutPrograms(t *testing.T) {
 	m := byHand(t)
 	f := newFabric(t, m)
@@ -154,8 +154,8 @@ func TestActedWithoutPrograms(t *testing.T) {
 	})
 }
 
-// Each of two containers is charged what its packets take. Those of each come on a CPU of its own, so that a
-// stopwatch tells them apart; what windows have shown divides the sum of both.
+// Two containers are each charged for the time of their own packets. The packets of each come on a
+// separate CPU, so that a stopwatch measures them separately. Prices from windows divide the sum.
 func TestTenantsMeasured(t *testing.T) {
 	testkit.InFull(t)
 	testkit.Later(t)
@@ -173,7 +173,7 @@ func TestTenantsMeasured(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
 			f := newFabric(t, m)
-			f.rps(f.host, "nic0", "0") // packets stay on the CPU of who sends them
+			f.rps(f.host, "nic0", "0") // packets stay on the CPU of their sender
 			add, net := f.add, "10.66.0"
 			if c.tunnel {
 				overlay := f.overlay()

@@ -1,7 +1,7 @@
-// Package auto chooses the mode in force for containers in the mode auto, from the accounts of the
-// CPU time that their packets took, and from whom. It is pure: it reads and changes nothing itself,
-// and its only clock is the time of the readings. Package netcpu passes it the readings and hands
-// its choices on as decisions.
+// Package auto chooses the mode in force for containers in the mode auto. It decides from accounts,
+// which say how much CPU time a container's packets took and from whom. It is pure: it reads and
+// changes nothing itself, and its only clock is the time of the readings. Package netcpu passes it
+// readings and turns its choices into decisions.
 package auto
 
 import (
@@ -15,12 +15,11 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Chooser chooses the mode in force for the containers in the mode auto. It observes them, and
-// isolates a container while its packets rob others. It charges a container instead if that cannot
-// be isolated because no veth leads to it, or if it robs by what it sends: isolation covers only
-// what it receives. It also charges containers that lose time to others, which for them is a
-// credit. It depends on nothing but its readings, and is not safe for concurrent use. The zero
-// value knows no container.
+// Chooser chooses the mode in force for the containers in the mode auto. It isolates a container
+// while its packets rob others, and otherwise only observes it. It charges the container instead if
+// no veth leads to it, or if it robs by sending, because isolation covers only received packets. It
+// also charges containers that lose time to others, which gives them credit. It depends only on its
+// readings, and is not safe for concurrent use. The zero value knows no container.
 type Chooser struct {
 	last account.Reading
 	of   map[container.ID]*state
@@ -30,7 +29,7 @@ type Chooser struct {
 type state struct {
 	rule
 	since time.Time     // of the last change
-	most  time.Duration // that its packets may take in a second
+	most  time.Duration // limit of what its packets may take in a second
 }
 
 // Choice is the mode of one container.
@@ -41,8 +40,8 @@ type Choice struct {
 	Since     time.Time
 }
 
-// Adopt records that an earlier agent isolated a container: the isolation is in force, and ends
-// once the container's packets have been calm.
+// Adopt records that an earlier agent isolated a container. The isolation is in force, and ends once
+// the container's packets have been calm.
 func (a *Chooser) Adopt(id container.ID, reason string, since time.Time) {
 	if a.of == nil {
 		a.of = make(map[container.ID]*state)
@@ -50,11 +49,11 @@ func (a *Chooser) Adopt(id container.ID, reason string, since time.Time) {
 	a.of[id] = &state{rule: rule{role: receiver, patience: law.Calm, reason: reason}, since: since}
 }
 
-// Alarm reports whether Next should not wait for the rest of a second: the packets of a container that
-// does not pay seem to have taken more than they may in one. It calls read, which needs no thefts, only
-// if there is such a container.
+// Alarm reports whether Next should run before the end of the second, because the packets of a container
+// that does not pay seem to have taken more than they may in a second. It calls read only if there is a
+// container that does not pay. The reading needs no thefts.
 func (a *Chooser) Alarm(read func() (account.Reading, error)) bool {
-	free := make(map[container.ID]time.Duration) // what their packets may have taken by then
+	free := make(map[container.ID]time.Duration) // limit of Took, for containers that do not pay
 	for id, x := range a.last.Accounts {
 		if w := a.of[id]; w != nil && w.role != receiver && w.role != sender {
 			free[id] = x.Took + w.most
@@ -72,11 +71,11 @@ func (a *Chooser) Alarm(read func() (account.Reading, error)) bool {
 	return false
 }
 
-// Next takes the time since the last reading into account, and returns the mode in force for each
-// container, in the order of of. A target's Settings contain the share that its container may take
-// (NetCPUSteal). Next forgets containers that are not in of, except, unless of is complete,
-// enforced ones: of does not contain a container before its labels are known, or if they cannot be
-// read. name names the victims in reasons.
+// Next judges the time since the last reading and returns the mode in force for each container, in the
+// order of of. Settings.NetCPUSteal of a target is the share of a CPU that its container may take. Next
+// forgets containers that are not in of. Unless of is complete, it remembers enforced ones: of lacks a
+// container until its labels are known, and if they cannot be read. name returns the names of victims
+// for reasons.
 func (a *Chooser) Next(r account.Reading, of []policy.Target, complete bool, name func(container.ID) string) []Choice {
 	d := between(a.last, r)
 	if a.last.Taken.IsZero() || d.length >= windowMin || len(of) == 0 {
@@ -94,7 +93,7 @@ func (a *Chooser) Next(r account.Reading, of []policy.Target, complete bool, nam
 		next[c.ID], w.most = w, inSecond(steal)
 		e := d.evidence(c.ID, name)
 		if t.Settings.NetCPU == policy.NetCPUIsolate {
-			e.lost, e.many = 0, d.many // it is not credited
+			e.lost, e.many = 0, d.many // isolate gives no credit for lost time
 		}
 		if w.next(e, steal) {
 			w.since = r.Taken
@@ -139,11 +138,11 @@ type reading struct {
 	account.Reading
 	length time.Duration
 	wanted float64       // how often others wanted the CPU of a softirq
-	many   time.Duration // of sumOf
+	many   time.Duration // result of sumOf
 }
 
-// between returns the difference of two readings. Without an earlier one the length is 0, and nothing is
-// judged.
+// between returns the difference of two readings. Without an earlier reading the length is 0, and there
+// is no evidence.
 func between(a, b account.Reading) reading {
 	d := reading{wanted: 1}
 	if a.Taken.IsZero() {
@@ -169,8 +168,8 @@ func between(a, b account.Reading) reading {
 	return d
 }
 
-// sumOf returns what the packets of all containers in the mode isolate took from others, without those
-// which pay for their own part.
+// sumOf returns the time that packets of containers in the mode isolate took from others. It leaves out
+// containers that took more than their own limit, because they pay anyway.
 func (d reading) sumOf(of []policy.Target) (sum time.Duration) {
 	for _, t := range of {
 		if t.Settings.NetCPU == policy.NetCPUIsolate {
@@ -182,15 +181,14 @@ func (d reading) sumOf(of []policy.Target) (sum time.Duration) {
 	return sum
 }
 
-// evidence returns what one container's packets did.
+// evidence returns the effects of one container's packets.
 //
-// ksoftirqd and the NAPI threads of the host take their time from whatever task wants to run, if
-// one does. Only the softirqs of the same time show whether one does: yes where they interrupt
-// other containers' tasks; no where they hit idle CPUs, the receiver itself or the sender of the
-// packets.
+// ksoftirqd and the host's NAPI threads take time from any task that wants to run. Softirqs of the same
+// time show how often one does: they interrupt tasks of other containers if one wants to run, and
+// otherwise idle CPUs, the receiver or the sender.
 func (d reading) evidence(id container.ID, name func(container.ID) string) evidence {
 	x := d.Accounts[id]
-	// What is sent in its own time is paid for: mostly by system calls of its tasks.
+	// The container pays for packets that it sends in its own time, mostly in system calls.
 	e := evidence{length: d.length, network: x.CPU(), sends: x.SendCPU()-x.Own > (x.CPU()-x.Own)/2}
 	sum := make(map[string]time.Duration)
 	for of, took := range d.Thefts {
@@ -222,10 +220,10 @@ func (d reading) evidence(id container.ID, name func(container.ID) string) evide
 	return e
 }
 
-// untold adds the thefts without a pair to the evidence about a container: the table of pairs has
-// room for some hundred containers. The part of ksoftirqd in them is not known, so all of them
-// count like ksoftirqd's. The pairs are read a moment after the accounts: if every pair had room, the
-// difference is no theft.
+// untold adds the thefts that have no pair to the evidence about a container: the table of pairs has
+// room for some hundred containers. ksoftirqd's part in them is unknown, so all of them count like
+// ksoftirqd's. It adds nothing if every pair had room: pairs are read a moment after the accounts, so
+// a difference is then no theft.
 func (d reading) untold(id container.ID, e *evidence, took map[string]time.Duration) {
 	if d.Lost == 0 {
 		return

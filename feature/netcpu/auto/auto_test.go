@@ -60,7 +60,7 @@ func from(kind account.PartyKind, victim, culprit container.ID) account.Pair {
 	return account.Pair{Victim: account.Party{Kind: kind, Container: victim}, Culprit: culprit}
 }
 
-// What counts as taken from others, and what does not.
+// Which time counts as taken from others, and which does not.
 func TestChooserEvidence(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -159,8 +159,8 @@ func TestChooser(t *testing.T) {
 	want("more than it may again", step(flood), "isolate", "observe")
 }
 
-// A container that robs by what it sends is charged for as long as it does so, also after it was isolated
-// as a receiver. A server sends its answers in its own time, which robs nobody.
+// A container that robs by sending is charged as long as it does so, even if it was isolated as a
+// receiver before. A server sends its answers in its own time, which robs no container.
 func TestChooserSender(t *testing.T) {
 	type second struct {
 		sent, received, answers time.Duration

@@ -10,29 +10,29 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 )
 
-// A window shorter than windowMin is not judged by what it would be in a second: one burst would decide.
-// It only shows who has taken a second's share already.
+// windowMin is the shortest window whose rates count. In a shorter one a single burst would decide. It
+// only shows whether a container has already taken its share of a whole second.
 const windowMin = law.Window / 2
 
 // victim is a context that lost time to a container's packets in a window.
 type victim struct {
-	name string // the container's, or another context's
+	name string // name of the container or of another context
 	took time.Duration
 }
 
-// evidence is what one container's packets did in one window.
+// evidence holds the effects of one container's packets in one window.
 type evidence struct {
 	length  time.Duration
-	victims []victim      // who wanted to run
-	idle    time.Duration // taken from idle CPUs, which is no loss
-	peers   time.Duration // taken from the sender of the packets, which is no loss either
-	network time.Duration // all that its packets cost, in any context
-	sends   bool          // most of that in others' time is for what it sends
-	lost    time.Duration // of its own time, to others' packets
-	many    time.Duration // taken by all containers in the mode isolate, if it is one of them
+	victims []victim      // contexts that wanted to run
+	idle    time.Duration // time from idle CPUs, which is no loss
+	peers   time.Duration // time from the senders of the packets, which is no loss either
+	network time.Duration // time of its packets in any context
+	sends   bool          // most of network in others' time went into packets that it sends
+	lost    time.Duration // its own time that went into others' packets
+	many    time.Duration // time that all containers in the mode isolate took, if it is one of them
 }
 
-// robbed returns the time that was taken from tasks that wanted to run.
+// robbed returns the time that the packets took from tasks that wanted to run.
 func (e evidence) robbed() (sum time.Duration) {
 	for _, v := range e.victims {
 		sum += v.took
@@ -44,26 +44,26 @@ func (e evidence) robbed() (sum time.Duration) {
 type role int
 
 const (
-	bystander role = iota // nothing is done
+	bystander role = iota // not enforced
 	receiver              // its packets rob others
-	sender                // likewise, and most of their cost is for what it sends
+	sender                // its packets rob others, and most of their cost is for sending
 	robbed                // it loses time to others
 )
 
-// rule decides the role of one container. The zero value is a bystander. It depends on nothing but
-// its arguments.
+// rule decides the role of one container. It depends only on its arguments. The zero value is a
+// bystander.
 type rule struct {
 	role     role
 	reason   string        // of the last change
-	calm     time.Duration // how long its packets have cost little, or it has lost little
-	patience time.Duration // how long that has to last; 0: law.Calm
-	free     time.Duration // how long it has been a bystander, since its last other role
-	losing   time.Duration // how long it has lost much
+	calm     time.Duration // for which its packets have cost little, or it has lost little
+	patience time.Duration // calm that ends the role; 0: law.Calm
+	free     time.Duration // as a bystander, since its last other role
+	losing   time.Duration // for which it has lost much
 }
 
-// next takes one window into account, in which the container may take the share steal, and reports
-// whether the role changes. A window that is too short to judge changes nothing, unless the packets of
-// a container that does not pay have taken as much as they may in a second.
+// next judges one window and reports whether the role changes. steal is the share of a CPU that the
+// container may take. A window that is too short changes nothing, unless the container does not pay and
+// its packets have taken more than their share of a second.
 func (a *rule) next(e evidence, steal float64) (changed bool) {
 	was := a.role
 	if e.length < windowMin {
@@ -77,7 +77,7 @@ func (a *rule) next(e evidence, steal float64) (changed bool) {
 		a.losing = 0
 	}
 	switch {
-	case robs && e.sends && a.role != sender: // isolation does nothing against that
+	case robs && e.sends && a.role != sender: // isolation does not cover sending
 		a.begin(sender, e, e.takes(steal))
 	case a.role == receiver, a.role == sender:
 		a.cool(e, e.network, law.Half*steal, "its packets cost")
@@ -98,13 +98,13 @@ func (a *rule) next(e evidence, steal float64) (changed bool) {
 
 // begin ends the role of a bystander.
 func (a *rule) begin(as role, e evidence, reason string) {
-	if a.free += e.length; a.role == bystander { // it may have gone back too early
+	if a.free += e.length; a.role == bystander { // its last role may have ended too early
 		a.patience = backoff.Again(a.patience, law.Calm, law.Growth*law.Calm, a.free, law.Long)
 	}
 	a.role, a.calm, a.reason = as, 0, reason
 }
 
-// cool ends the role once the container's network time has been low for long enough.
+// cool ends the role once the network time has been low for long enough.
 func (a *rule) cool(e evidence, network time.Duration, most float64, what string) {
 	if share(network, e.length) > most {
 		a.calm = 0
@@ -118,7 +118,7 @@ func (a *rule) cool(e evidence, network time.Duration, most float64, what string
 		a.patience, what, limit(most), percent(network, e.length))
 }
 
-// takes describes what the packets take from others, which may lose at most this share.
+// takes describes how much the packets took from others, and the share that they may take.
 func (e evidence) takes(most float64) string {
 	return fmt.Sprintf("its packets took %s of a CPU from others (%s; not counted: idle CPUs %s, senders %s), more than %s",
 		percent(e.robbed(), e.length), e.who(), percent(e.idle, e.length), percent(e.peers, e.length), limit(most))
@@ -127,7 +127,7 @@ func (e evidence) takes(most float64) string {
 // victimsMost limits how many victims a reason names.
 const victimsMost = 3
 
-// who names the victims that lost most.
+// who names the victims that lost the most.
 func (e evidence) who() string {
 	list := slices.SortedStableFunc(slices.Values(e.victims), func(a, b victim) int { return int(b.took - a.took) })
 	var parts []string
@@ -141,12 +141,12 @@ func (e evidence) who() string {
 	return strings.Join(parts, ", ")
 }
 
-// inSecond returns the time that a share of a CPU is in a second.
+// inSecond returns the CPU time in a second for a share of a CPU.
 func inSecond(share float64) time.Duration { return time.Duration(share * float64(time.Second)) }
 
 func share(part, of time.Duration) float64 { return float64(part) / float64(of) }
 
 func percent(part, of time.Duration) string { return fmt.Sprintf("%.1f %%", 100*share(part, of)) }
 
-// limit writes a share as it was set, without rounding to the precision of the measurement.
+// limit formats a share as it was set, without rounding to the precision of the measurement.
 func limit(share float64) string { return fmt.Sprintf("%.4g %%", 100*share) }

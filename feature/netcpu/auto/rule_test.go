@@ -95,7 +95,7 @@ func TestAutoSteal(t *testing.T) {
 	}
 }
 
-// A window that is too short to judge shows who has taken a second's share already, and ends no role.
+// A window that is too short shows a container that has taken its share of a second. It ends no role.
 func TestEarlyWindow(t *testing.T) {
 	for _, x := range []struct {
 		took time.Duration

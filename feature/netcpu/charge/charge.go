@@ -1,6 +1,6 @@
-// Package charge puts the mode charge into force: a container's quota or weight follows the account
-// of its packets, which package ledger keeps. It does not decide which containers are charged, and
-// drops no packets itself; package netcpu does both.
+// Package charge implements the mode charge: a container's quota or weight follows the account of
+// its packets, which package ledger keeps. Package netcpu decides which containers are charged, and
+// drops packets.
 package charge
 
 import (
@@ -24,15 +24,15 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// cost is the effect of packets on the CPU time of one container, in sums since any moment.
+// cost sums the effect of packets on the CPU time of one container, since any moment.
 type cost struct {
-	Charge time.Duration // network time on its behalf that its own tasks did not spend
+	Charge time.Duration // time of its packets that its own tasks did not spend
 	Credit time.Duration // time of its own tasks that went into others' packets
 	Took   time.Duration // time that its packets took from tasks that wanted to run
 }
 
-// since returns the growth since was. It returns 0 if sums went back, as they do when the accounts
-// are opened again.
+// since returns the growth since was. The growth of a sum that has fallen is 0: sums fall when the
+// accounts are opened again.
 func (c cost) since(was cost) cost {
 	return cost{
 		Charge: max(0, c.Charge-was.Charge), Credit: max(0, c.Credit-was.Credit), Took: max(0, c.Took-was.Took),
@@ -43,27 +43,27 @@ func (c cost) plus(d cost) cost {
 	return cost{Charge: c.Charge + d.Charge, Credit: c.Credit + d.Credit, Took: c.Took + d.Took}
 }
 
-// Config is what New needs.
+// Config configures New.
 type Config struct {
 	Feature string // the owner of the journal entries
 	Roots   kernel.Roots
 	Layout  cgroup.Layout
 	Journal *journal.Journal
-	Failed  func(error) // logs what a turn of the loop could not do, or nil
+	Failed  func(error) // logs the error of a turn of the loop, which may be nil
 
 	Accounts func() (account.Reading, error) // of all containers
-	// Credits: the kernel charges a task for the softirqs that interrupt it. Without that, no task has
-	// paid for others, and there is nothing to give back.
+	// Credits says that the kernel charges a task for the softirqs that interrupt it. If it does not,
+	// no task has paid for others, and there is nothing to credit.
 	Credits bool
-	// Allow limits how much network time a container may use from now on before its incoming
-	// packets are dropped (ledger.Unlimited: any), and for how long the limit lasts unless it is
-	// renewed. If nil, nothing is dropped.
+	// Allow sets the network time that a container may use before its incoming packets are dropped
+	// (ledger.Unlimited: any time). The limit ends after lasts unless it is renewed. If Allow is nil,
+	// no packets are dropped.
 	Allow func(id container.ID, budget, lasts time.Duration) error
 }
 
-// Charger keeps the ledgers of the charged containers, and turns their quotas and weights. It is
-// safe for concurrent use. A lowered quota needs a Charger to raise it again, so Close restores
-// everything.
+// Charger keeps the ledgers of the charged containers and writes their quotas and weights. It is safe
+// for concurrent use. Close restores all limits, because only a Charger would raise a lowered quota
+// again.
 type Charger struct {
 	cfg Config
 
@@ -73,9 +73,9 @@ type Charger struct {
 	held   time.Time // when the changes were last renewed
 
 	once       sync.Once
-	first      chan struct{} // capacity 1: there is something to charge
-	stop, done chan struct{} // of loop
-	Loop       feature.Loop  // shows whether it hangs
+	first      chan struct{} // capacity 1: the first payer was added
+	stop, done chan struct{} // stop loop, loop has ended
+	Loop       feature.Loop  // shows whether loop hangs
 }
 
 // New makes a Charger and starts its loop.
@@ -94,9 +94,8 @@ func idle(cfg Config) *Charger {
 	}
 }
 
-// Add begins to charge a container. reserve is the part of its budget that is left when its packets
-// are dropped: with 0 they are dropped only at exhaustion, and 1 would leave no budget. A repeated Add
-// changes nothing but reserve.
+// Add starts to charge a container. reserve is the part of its budget that remains when its packets
+// begin to be dropped, from 0 (none remains) to below 1. A repeated Add changes only the reserve.
 func (ch *Charger) Add(c container.Container, reserve float64) error {
 	if !(reserve >= 0 && reserve < 1) {
 		return fmt.Errorf("netcpu charge: a reserve of %v is not between 0 and 1", reserve)
@@ -119,7 +118,7 @@ func (ch *Charger) Add(c container.Container, reserve float64) error {
 	}
 	p := ch.payers[dir]
 	if p == nil {
-		// A value that an earlier agent left, for any container of a pod, is not the owner's. A
+		// The owner did not set a value that an earlier agent left for a container of the pod. A
 		// weight that isolation needs is set again within a second.
 		if err := ch.restore(dir, func(o journal.Owner) bool { return o.Feature == ch.cfg.Feature }); err != nil {
 			return fmt.Errorf("netcpu charge: %w", err)
@@ -138,7 +137,7 @@ func (ch *Charger) Add(c container.Container, reserve float64) error {
 	return nil
 }
 
-// Renamed updates the payers to the present names of their cgroups.
+// Renamed updates the directories of payers. called maps the old path of a cgroup to the present one.
 func (ch *Charger) Renamed(called func(string) string) {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
@@ -157,15 +156,15 @@ func (ch *Charger) Has(id container.ID) bool {
 	return ch.of[id] != nil
 }
 
-// Remove ends charging of a container and restores its owner's settings.
+// Remove stops charging a container and restores its owner's settings.
 func (ch *Charger) Remove(id container.ID) error {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	return ch.drop(id)
 }
 
-// drop forgets a container only after everything turned for it is restored, so that a retry finds
-// it here.
+// drop forgets a container. It does so only after all changes for the container are restored, so that
+// a retry still finds it.
 func (ch *Charger) drop(id container.ID) error {
 	p := ch.of[id]
 	if p == nil {
@@ -203,7 +202,7 @@ func (ch *Charger) Close() error {
 	return errors.Join(errs...)
 }
 
-// restore undoes the matching owners' changes of a cgroup.
+// restore undoes the changes of a cgroup by matching owners.
 func (ch *Charger) restore(dir string, of func(journal.Owner) bool) error {
 	_, err := ch.cfg.Journal.Restore(kernel.Opener(ch.cfg.Roots), func(e journal.Entry) bool {
 		return of(e.Owner) && e.Ref.Kind == cgroup.KindFile && filepath.Dir(e.Ref.Object) == dir
@@ -216,8 +215,8 @@ func (ch *Charger) by(id container.ID) journal.Owner {
 	return journal.Owner{Feature: ch.cfg.Feature, Container: uint64(id)}
 }
 
-// loop steps the ledgers, and writes their decisions when periods begin. It sleeps while nothing is
-// charged.
+// loop steps the ledgers and writes their decisions when periods begin. It sleeps while no container
+// is charged.
 func (ch *Charger) loop() {
 	defer close(ch.done)
 	for {
@@ -230,10 +229,10 @@ func (ch *Charger) loop() {
 	}
 }
 
-// charge is loop while something is charged.
+// charge runs until no container is charged.
 func (ch *Charger) charge() {
-	at := time.Now() // of the next round
-	due := at        // the next round, look at the periods, or write
+	at := time.Now() // the next round
+	due := at        // the next round, look at the periods or write
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -252,7 +251,7 @@ func (ch *Charger) charge() {
 			var round, write error
 			if !now.Before(at) {
 				round = ch.round(now)
-				// At fixed times, so that the intervals have the same length.
+				// Rounds have fixed times, so that their intervals have the same length.
 				for at = at.Add(law.Tick); !at.After(now); {
 					at = at.Add(law.Tick)
 				}
@@ -268,7 +267,7 @@ func (ch *Charger) charge() {
 	}
 }
 
-// none reports whether nothing is charged.
+// none reports whether no container is charged.
 func (ch *Charger) none() bool {
 	ch.Loop.Begin()
 	defer ch.Loop.End()
@@ -277,15 +276,15 @@ func (ch *Charger) none() bool {
 	return len(ch.payers) == 0
 }
 
-// lookEvery is the time between looks at the periods of a quota that is to be written, until it is known
-// when they begin. A write forgives what has run since then.
+// lookEvery is the time between looks at the periods of a quota before a write, until their start is
+// known. A write forgives the time that has run since the start of the period.
 const lookEvery = 500 * time.Microsecond
 
-// grain is the precision of the runtime's timers, which end up in a poll with a timeout in
+// grain is the precision of the Go runtime's timers, which wait in a poll with a timeout in
 // milliseconds.
 const grain = 1500 * time.Microsecond
 
-// nap sleeps until a time; it sleeps the last grain by the kernel's own clock.
+// nap sleeps until a time, with the precision of nanosleep(2).
 func nap(until time.Time) {
 	for {
 		left := time.Until(until)
@@ -321,7 +320,7 @@ func (ch *Charger) round(now time.Time) error {
 	return errors.Join(append(errs, ch.hold(now))...)
 }
 
-// hold renews the changes in force.
+// hold extends the expiry of the changes in force.
 func (ch *Charger) hold(now time.Time) error {
 	if now.Sub(ch.held) < law.Long/3 {
 		return nil
@@ -333,8 +332,8 @@ func (ch *Charger) hold(now time.Time) error {
 	}, now.Add(law.Long))
 }
 
-// write makes the writes that are due. It returns the time of the next write, or of an earlier look
-// at the periods; zero if there is none.
+// write makes the writes that are due. It returns the time of the next write or look at the periods,
+// or zero if there is none.
 func (ch *Charger) write() (next time.Time, err error) {
 	ch.Loop.Begin()
 	defer ch.Loop.End()
@@ -356,10 +355,10 @@ func (ch *Charger) write() (next time.Time, err error) {
 // Booked is the content of a ledger.
 type Booked struct {
 	ledger.State
-	Factor float64 // the limit in force, as a part of the owner's
+	Factor float64 // limit in force, as a part of the owner's limit
 }
 
-// Ledgers returns the content of the ledgers, by the container that pays.
+// Ledgers returns the content of all ledgers, by the container that pays.
 func (ch *Charger) Ledgers() map[container.ID]Booked {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()

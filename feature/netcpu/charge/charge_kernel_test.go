@@ -63,7 +63,7 @@ func TestChargeInKernel(t *testing.T) {
 	const quota = 40 * ms
 	for _, c := range []struct {
 		name string
-		// limit gives a cgroup what is lowered, and the owner's value of it.
+		// limit sets the owner's value of the limit that is to be lowered.
 		limit func(t *testing.T, cg testkit.CG) (journal.Knob, string)
 		// lowered tells whether it is.
 		lowered func(cg testkit.CG) (bool, error)
@@ -129,8 +129,8 @@ func TestChargeInKernel(t *testing.T) {
 			packets.set(0.2)
 			lowered("while it is charged")
 			packets.set(0)
-			// It also rests: where ticks come late, as in an emulated guest, it runs beyond its quota and
-			// goes on paying for that.
+			// It also rests: with late ticks, as in an emulated guest, it runs beyond its quota and
+			// continues to pay for that.
 			stop()
 			testkit.AwaitNone(t, func() string {
 				value, notes := now()
@@ -160,8 +160,8 @@ func siblings(t *testing.T) (cg, other testkit.CG) {
 	if parent.CPU == parent.V2 {
 		must(t, os.WriteFile(filepath.Join(parent.V2, "cgroup.subtree_control"), []byte("+cpu"), 0))
 	}
-	// Other users of this CPU take time from both; with less than most of it, a share that is
-	// computed from the whole CPU would be too much.
+	// Other users of this CPU take time from both. If both got less than most of the CPU, a share of
+	// the whole CPU would be too much.
 	k, weight := cgroup.WeightKnob(parent.CPU, parent.CPU == parent.V2)
 	must(t, k.Write(strconv.FormatUint(4*weight.Usual, 10)))
 	return parent.Child(t, "charged"), parent.Child(t, "other")

@@ -2,20 +2,20 @@ package charge
 
 import "time"
 
-// pace finds the starts of the bandwidth periods of a cgroup, by reading their count at several
-// moments. Their phase stays the same for the life of the cgroup: neither a write of the quota nor
-// a pause moves it (kernel/sched/fair.c forwards the timer by whole periods).
+// pace finds when the bandwidth periods of a cgroup start, from several readings of their count. The
+// phase of the periods is the same for the life of the cgroup: neither a write of the quota nor a
+// pause moves it (kernel/sched/fair.c forwards the timer by whole periods).
 type pace struct {
 	period time.Duration
-	start  time.Time // just after one; zero: not known
-	began  time.Time // the search
-	last   time.Time // the last look
-	count  uint64    // of periods at that time
+	start  time.Time // just after the start of a period; zero: unknown
+	began  time.Time // start of the search
+	last   time.Time // last look
+	count  uint64    // periods at the last look
 }
 
-// saw records a look at the count of periods, and reports whether now is a moment to write: one has
-// just begun, or none was seen to begin. No task runs then, so that no periods are counted, or looks
-// come late on a busy CPU.
+// saw records a look at the count of periods, and reports whether to write now: a period has just
+// begun, or the search has seen none begin. In the second case no task runs, so the kernel counts no
+// periods, or looks come late on a busy CPU.
 func (p *pace) saw(now time.Time, count uint64) bool {
 	if p.began.IsZero() {
 		p.began = now

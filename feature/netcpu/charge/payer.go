@@ -13,27 +13,27 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// payer is a cgroup with an account: a container's cgroup, or a pod's for the containers that share
-// it.
+// payer is a cgroup with an account: the cgroup of a container, or of a pod, whose containers share
+// the account.
 type payer struct {
-	dir     string // in the cpu controller's hierarchy
-	usage   string // the directory with its CPU time
+	dir     string // directory in the hierarchy of the cpu controller
+	usage   string // directory with its CPU time
 	owner   container.ID
 	members map[container.ID]member
 
 	limit cgroup.Bandwidth // set by its owner
-	now   time.Duration    // the quota in force
-	want  time.Duration    // the quota that should be in force
+	now   time.Duration    // quota in force
+	want  time.Duration    // quota that should be in force
 	pace  pace
-	due   time.Time // the start of a period, to write at
-	again time.Time // the first moment to retry after a failed write
+	due   time.Time // start of a period at which to write
+	again time.Time // earliest retry after a failed write
 
-	ledger  *ledger.Ledger // while it has a quota
-	held    uint64         // periods that ended with tasks held by the quota, at the last step
+	ledger  *ledger.Ledger // nil without a quota
+	held    uint64         // throttled periods, at the last step
 	weigher *ledger.Weigher
-	weight  uint64 // set by its owner; 0: it is idle, and has none
-	weighs  uint64 // the weight in force
-	sum     cost   // of the members, for the time of their membership
+	weight  uint64 // set by its owner; 0: the cgroup is idle and has no weight
+	weighs  uint64 // weight in force
+	sum     cost   // of the members while they were members
 	took    rate
 }
 
@@ -41,11 +41,11 @@ type payer struct {
 type member struct {
 	container.Container
 	reserve float64 // T; see ledger.Budget
-	last    *cost   // at the last step; nil before its first
+	last    *cost   // cost at the last step; nil before the first
 }
 
-// reserve returns the largest reserve of the members: their packets share one budget, so each has
-// to leave what the strictest one wants left.
+// reserve returns the largest reserve of the members. Their packets share one budget, so the strictest
+// member decides.
 func (p *payer) reserve() (t float64) {
 	for _, m := range p.members {
 		t = max(t, m.reserve)
@@ -53,7 +53,7 @@ func (p *payer) reserve() (t float64) {
 	return t
 }
 
-// newPayer opens the account of a cgroup, and takes the settings in force for the owner's.
+// newPayer opens the account of a cgroup, with its owner's quota and weight.
 func (ch *Charger) newPayer(dir, usage string, owner container.ID) (*payer, error) {
 	p := &payer{dir: dir, usage: usage, owner: owner, members: make(map[container.ID]member)}
 	if usage == "" {
@@ -66,7 +66,7 @@ func (ch *Charger) newPayer(dir, usage string, owner container.ID) (*payer, erro
 	return p, ch.limited(p, b)
 }
 
-// limited begins an account with the owner's present limit.
+// limited starts or updates an account with the owner's present limit.
 func (ch *Charger) limited(p *payer, b cgroup.Bandwidth) error {
 	p.limit, p.now, p.want = b, b.Quota, b.Quota
 	p.due, p.again = time.Time{}, time.Time{}
@@ -104,11 +104,11 @@ func (ch *Charger) step(p *payer, costs map[container.ID]cost, shares *shares, n
 	if err != nil {
 		return err
 	}
-	// Without the wait time the ledger only gives less. If the step ended here, the last quota
-	// would stay in force.
+	// Without the wait time the ledger only gives less. An early return would leave the last quota in
+	// force.
 	unread := p.waited(&c)
-	// Weights matter if tasks are kept from running by something other than a quota. They are read only
-	// then: a parent may have hundreds.
+	// Weights only matter if packets keep tasks from running. They are read only then, because a parent
+	// may have hundreds of children.
 	var share ledger.Share
 	if p.took.next(now, p.sum.Took+c.Credit) > law.Loss {
 		if share, err = shares.of(p); err != nil {
@@ -143,8 +143,8 @@ func (ch *Charger) step(p *payer, costs map[container.ID]cost, shares *shares, n
 	return errors.Join(errs...)
 }
 
-// follow records the owner's change of the limit: the new limit counts, and older values are never
-// written again. Without a claim, no quota of ours is in force.
+// follow adopts a limit that the owner has changed. It never writes an older value again. Without a
+// claim in the journal, no quota of ours is in force.
 func (ch *Charger) follow(p *payer, b cgroup.Bandwidth, claimed bool) error {
 	switch {
 	case b.Limited != p.limit.Limited, b.Limited && (b.Quota != p.limit.Quota || !claimed && p.now != p.limit.Quota):
@@ -165,8 +165,8 @@ func (ch *Charger) follow(p *payer, b cgroup.Bandwidth, claimed bool) error {
 	return nil
 }
 
-// counters returns the sums of a payer. It ignores what a member's packets cost before it joined,
-// and keeps their later cost when it leaves.
+// counters returns the sums of a payer. It ignores the cost of a member's packets before it joined, and
+// keeps their cost after it has left.
 func (p *payer) counters(costs map[container.ID]cost, now time.Time) (c ledger.Counters, err error) {
 	for id, m := range p.members {
 		x := costs[id]
@@ -185,8 +185,8 @@ func (p *payer) counters(costs map[container.ID]cost, now time.Time) (c ledger.C
 	return c, err
 }
 
-// waited adds the wait time of the tasks, if there is a quota. It stays unknown on an error, and if
-// the kernel does not count it, which is no error.
+// waited adds the wait time of the tasks if there is a quota. The time stays unknown on an error. If the
+// kernel does not count waits, that is no error.
 func (p *payer) waited(c *ledger.Counters) (err error) {
 	if p.ledger == nil {
 		return nil
@@ -197,11 +197,11 @@ func (p *payer) waited(c *ledger.Counters) (err error) {
 	return err
 }
 
-// writeQuota writes the wanted quota if a period has just started. It returns when to call it
-// again, zero if there is nothing to write.
+// writeQuota writes the wanted quota if a period has just started. It returns the time of the next call,
+// or zero if there is nothing to write.
 func (ch *Charger) writeQuota(p *payer, now time.Time) (time.Time, error) {
 	if p.ledger == nil || p.want == p.now || now.Before(p.again) {
-		p.pace, p.due = pace{period: p.pace.period, start: p.pace.start}, time.Time{} // a search begins anew
+		p.pace, p.due = pace{period: p.pace.period, start: p.pace.start}, time.Time{} // end a search
 		return time.Time{}, nil
 	}
 	switch {
@@ -226,8 +226,8 @@ func (ch *Charger) writeQuota(p *payer, now time.Time) (time.Time, error) {
 
 func (ch *Charger) v2() bool { return ch.cfg.Layout.CPU == ch.cfg.Layout.V2 }
 
-// turnQuota claims a quota, unless the owner has set another limit meanwhile. Another feature's
-// claim may keep it from being in force; the ledger does not owe the difference.
+// turnQuota claims a quota, unless the owner has set another limit meanwhile. Another feature's claim
+// may override it; the ledger does not owe that difference.
 func (ch *Charger) turnQuota(p *payer, quota time.Duration) error {
 	k, value := cgroup.Quota(p.dir, ch.v2(), quota, p.limit.Period)
 	_, given := cgroup.Quota(p.dir, ch.v2(), p.limit.Quota, p.limit.Period)
@@ -237,7 +237,7 @@ func (ch *Charger) turnQuota(p *payer, quota time.Duration) error {
 		return nil
 	}
 	if err != nil {
-		// EINVAL, for example, if a child has a larger quota (v1), which can last. The ledger
+		// For example EINVAL if a child has a larger quota (v1), which can last. The ledger
 		// continues with the quota in force.
 		p.want = p.now
 		p.again = time.Now().Add(law.Calm)
@@ -248,9 +248,9 @@ func (ch *Charger) turnQuota(p *payer, quota time.Duration) error {
 	return nil
 }
 
-// weigh follows changes of the owner's weight, and multiplies it by factor. It leaves a weight
-// alone that holds the threads of another, isolated container of the pod: that container's weight
-// then counts like the owner's.
+// weigh multiplies the owner's weight, which may have changed, by factor. If isolation has set the
+// weight for another container of the pod, weigh leaves that weight alone and treats it as the
+// owner's.
 func (ch *Charger) weigh(p *payer, factor float64) error {
 	given, claimed, err := cgroup.GivenWeight(ch.cfg.Journal, p.dir, ch.v2())
 	if err != nil {
@@ -268,7 +268,7 @@ func (ch *Charger) weigh(p *payer, factor float64) error {
 		p.weight, p.weighs = given, given
 	}
 	if p.weight == 0 {
-		return nil // the kernel takes no other weight (EINVAL)
+		return nil // the kernel rejects any other weight (EINVAL)
 	}
 	return ch.turnWeight(p, scaled(p.weight, factor, takes.Least, takes.Most))
 }
@@ -304,7 +304,7 @@ func (p *payer) restored() {
 	}
 }
 
-// state returns the ledger's content, and the setting in force as a part of the owner's.
+// state returns the content of the ledger, and the limit in force as a part of the owner's limit.
 func (p *payer) state() (ledger.State, float64) {
 	if p.ledger != nil {
 		return p.ledger.State(), float64(p.now) / float64(p.limit.Quota)
@@ -321,7 +321,7 @@ type rate struct {
 	sum time.Duration
 }
 
-// next returns the growth since the last call, in parts of a CPU.
+// next returns the growth rate since the last call, in CPUs.
 func (r *rate) next(now time.Time, sum time.Duration) float64 {
 	last := *r
 	*r = rate{now, sum}

@@ -8,17 +8,17 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// shares computes the fair share of payers by their weights, in one round.
+// shares computes the fair shares of payers by weight, in one round.
 type shares struct {
 	ch  *Charger
-	sum map[string]uint64 // of the weights below a parent
+	sum map[string]uint64 // sum of the weights below a parent, by parent
 }
 
 func newShares(ch *Charger) *shares { return &shares{ch, make(map[string]uint64)} }
 
-// of returns the share of a payer that competes: its part of the CPUs among its siblings, by their
-// owners' weights, and no more than its quota. Sleeping siblings count too: an estimate that is too low does no harm, see
-// ledger.Share.
+// of returns the share of a payer that competes with its siblings: its part of the CPUs by the owners'
+// weights, and no more than its quota. Sleeping siblings count, too: an estimate that is too low does
+// no harm, see ledger.Share.
 func (s *shares) of(p *payer) (ledger.Share, error) {
 	parent := filepath.Dir(p.dir)
 	sum, seen := s.sum[parent]
@@ -28,8 +28,8 @@ func (s *shares) of(p *payer) (ledger.Share, error) {
 			return ledger.Share{}, err
 		}
 		for _, dir := range dirs {
-			// A sibling that has gone, or has no known weight, does not prevent charging the
-			// others.
+			// A sibling that has gone, or has no known weight, does not keep the others from being
+			// charged.
 			if w, err := s.weight(dir); err == nil {
 				sum += w
 			}
@@ -52,7 +52,7 @@ func (s *shares) weight(dir string) (uint64, error) {
 	return cgroup.Weight(dir)
 }
 
-// cpus returns the number of CPUs that a payer may use, 0 if not known.
+// cpus returns the number of CPUs that a payer may use; 0: unknown.
 func (ch *Charger) cpus(p *payer) int {
 	for _, c := range p.members {
 		if c.Cgroup.CPUSet == "" {

@@ -7,7 +7,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
-// counter is fl_count at host ends in one namespace. To load one takes ten milliseconds.
+// counter is a copy of fl_count for host ends in one namespace. A copy takes 10 ms to load.
 type counter struct {
 	*bpf.Copy
 	netns uint64
@@ -16,7 +16,7 @@ type counter struct {
 
 func (c *counter) at(d container.Device) *dropVeth { return &c.veths[d.Index%len(c.veths)] }
 
-// counter returns one with room for a host end.
+// counter returns a counter with room for a host end.
 func (d *Dropper) counter(end container.Device) (*counter, error) {
 	for _, c := range d.counters {
 		if c.netns == end.NetNS && *c.at(end) == (dropVeth{}) {
@@ -32,8 +32,8 @@ func (d *Dropper) counter(end container.Device) (*counter, error) {
 	return c, nil
 }
 
-// tell tells a counter whose a host end is, or that it is detached from there. It closes one that is
-// attached nowhere.
+// tell sets the veth of a host end in a counter; the zero veth means that the counter is detached there.
+// It closes a counter that is attached nowhere.
 func (d *Dropper) tell(c *counter, end container.Device, whose dropVeth) error {
 	if *c.at(end) == whose {
 		return nil

@@ -1,6 +1,6 @@
-// Package drop drops packets of a container that has no CPU time left for them, where they enter
-// the host: by tc or in the driver of an uplink, and at the host end of the container's veth.
-// drop.bpf.c explains how. Packages isolate and netcpu decide which member of a tenant pays.
+// Package drop drops packets early if their container has no CPU time left for them: at an uplink, by
+// tc or in the driver, and at the host end of the container's veth. drop.bpf.c explains how. Packages
+// isolate and netcpu decide which member of a tenant pays.
 //
 // Attached programs have no effect once this process has ended.
 package drop
@@ -28,26 +28,26 @@ import (
 // errSlots means that the tenant's slot is beyond the range of the BPF maps.
 var errSlots = errors.New("no room for the tenant's slot")
 
-// Config is what Load needs.
+// Config configures Load.
 type Config struct {
 	Feature string // owner of the journal entries
 	Ends    *hook.Ends
 
 	Identity *identity.Identity
-	Meter    *account.Meter // nil without accounts: nothing is ever charged then
+	Meter    *account.Meter // nil without accounts: no container is charged then
 	Uplinks  *uplink.Finder
 	Find     *netdev.Finder
 	Log      *slog.Logger
 
-	// XDP names the uplinks of the host's own namespace where the driver is to drop, if it can.
+	// XDP names the uplinks in the host's network namespace at which the driver drops, if it can.
 	XDP []string
 
 	// Ring is the assumed size of a veth's ring, in packets; 0 is the kernel's default.
 	Ring uint32
 }
 
-// Dropper drops packets of tenants at points (uplinks). A nil *Dropper drops
-// nothing. It is not safe for concurrent use, except for methods that say so.
+// Dropper drops packets of tenants at uplinks. A nil *Dropper drops nothing. Only
+// methods that say so are safe for concurrent use.
 type Dropper struct {
 	cfg     Config
 	object  *bpf.Object
@@ -57,13 +57,13 @@ type Dropper struct {
 	charges bool          // packets dropped by XDP are charged
 
 	polled   bpf.Links // of poll, while there is a tenant
-	counted  int       // tenants
+	counted  int       // number of tenants
 	counters []*counter
 
-	tunnels map[uint64]bool             // the keys of fl_tunnels
-	points  map[container.Device]*point // by tc while there is a tenant, by XDP from the first one on
+	tunnels map[uint64]bool             // keys of fl_tunnels
+	points  map[container.Device]*point // with tc while there is a tenant, with XDP since the first tenant
 
-	mu      sync.Mutex // of these fields alone: an Open may wait long for a driver
+	mu      sync.Mutex // guards only these fields: Open may wait long for a driver
 	tenants map[tenant.Key]*Drops
 	shown   []Point
 }
@@ -87,7 +87,7 @@ func Load(cfg Config) (_ *Dropper, err error) {
 	if d.object, err = bpf.Open(cfg.Feature, loadDrop, vars, shared); err != nil {
 		return nil, err
 	}
-	// Load the other programs now, or check that they load, not at the first container.
+	// Load the other programs now, so that an error does not wait for the first container.
 	var objs struct {
 		dropMaps
 		Polled *ebpf.Program `ebpf:"fl_polled"`
@@ -104,7 +104,7 @@ func Load(cfg Config) (_ *Dropper, err error) {
 	return d, nil
 }
 
-// Close ends everything.
+// Close ends all drops and closes the programs.
 func (d *Dropper) Close() error {
 	if d == nil {
 		return nil
@@ -120,11 +120,11 @@ func (d *Dropper) Close() error {
 // Maps returns how full the maps are.
 func (d *Dropper) Maps() []bpf.Usage { return d.object.Usage() }
 
-// Begin counts packets for a tenant in the network namespace ns, and drops them at the expense of
-// one member: if that member is charged, once its packets have cost what Allow permits; if it is
-// isolated, while the ring of a veth is full or the quota is used up. Begin ends an earlier Begin
-// for another member. It may be repeated at any time, and then follows the payer's veths. The
-// result is nil with a nil *Dropper.
+// Begin counts packets for a tenant in the network namespace ns, and drops those that payer has no
+// time for. If payer is charged, it drops packets once they have cost what Allow permits. If payer is
+// isolated, it drops packets while the ring of a veth is full or the quota is used up. Begin ends an
+// earlier Begin for another payer. A repeated call updates the payer's veths. A nil *Dropper returns
+// nil.
 func (d *Dropper) Begin(ns *netdev.NS, of *tenant.Tenant, payer container.Container, charged bool) (t *Drops, err error) {
 	if d == nil {
 		return nil, nil
@@ -141,7 +141,7 @@ func (d *Dropper) Begin(ns *netdev.NS, of *tenant.Tenant, payer container.Contai
 			return nil, err
 		}
 		if t.charged = charged; charged {
-			// No thread of its own: nothing waits in a ring.
+			// Softirqs poll, so no packets wait in a ring.
 			if err := t.change(func(e *dropTenant) { e.NoRing = 1 }); err != nil {
 				return nil, errors.Join(err, t.close())
 			}
@@ -165,7 +165,7 @@ func (d *Dropper) End(key tenant.Key) error {
 	return t.close()
 }
 
-// Pays reports whether a container is the payer of a tenant, which it may have left since Begin.
+// Pays reports whether a container is the payer of a tenant, even if it has left the tenant since Begin.
 func (d *Dropper) Pays(of *tenant.Tenant, id container.ID) bool {
 	t := d.at(of.Key())
 	return t != nil && t.payer == id
@@ -180,8 +180,8 @@ func (d *Dropper) at(key tenant.Key) *Drops {
 	return d.tenants[key]
 }
 
-// Allow limits the time of others that a charged container's packets may take from now on, for so
-// long; ledger.Unlimited is any time. It may be called at any time.
+// Allow limits the time that a charged container's packets may take from others; ledger.Unlimited is any
+// time. The limit ends after lasts. Allow is safe for concurrent use.
 func (d *Dropper) Allow(id container.ID, budget, lasts time.Duration) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -199,11 +199,11 @@ func (d *Dropper) Allow(id container.ID, budget, lasts time.Duration) error {
 		}
 		return t.limit(slot, charges+budget.Nanoseconds(), lasts)
 	}
-	return nil // its packets pass no veth, or another pays for them
+	return nil // its packets pass no veth, or another container pays for them
 }
 
-// Counters returns the counters by the container that pays: those of the tenant with the most drops,
-// if it pays for several. It may be called at any time.
+// Counters returns the counters of tenants, by payer. If a container pays for several tenants, it returns
+// those of the tenant with the most drops. It is safe for concurrent use.
 func (d *Dropper) Counters() map[container.ID]Counters {
 	of := make(map[container.ID]Counters)
 	if d == nil {

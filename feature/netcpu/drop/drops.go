@@ -16,25 +16,25 @@ import (
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
-// Drops is the early drop of one tenant: its packets are counted, and dropped while the payer has no
-// time for them. It lasts until End, also when the payer has left the tenant.
+// Drops is the early drop of one tenant. It counts the tenant's packets, and drops them while the payer
+// has no time for them. It lasts until End, even if the payer leaves the tenant.
 type Drops struct {
 	dropper *Dropper
 	key     tenant.Key
-	Slot    uint32                    // of the tenant, as in Queue
-	counts  hook.Set                  // at the host ends of its veths
+	Slot    uint32                    // slot of the tenant, as in Queue
+	counts  hook.Set                  // programs at the host ends of its veths
 	veths   map[container.Device]veth // by host end
-	payer   container.ID              // it owns the journal entries
-	charged bool                      // not isolated
+	payer   container.ID              // owner of the journal entries
+	charged bool                      // payer is charged, not isolated
 }
 
-// veth is a veth of a tenant with a program that counts.
+// veth is a veth of a tenant whose packets are counted.
 type veth struct {
 	*counter
-	inside dropFlDevice // the container's end, a key of fl_counted
+	inside dropFlDevice // container's end, a key of fl_counted
 }
 
-// add starts counting for a tenant. countVeths follows with the tenant's devices.
+// add starts to count for a tenant. countVeths then adds the tenant's devices.
 func (d *Dropper) add(key tenant.Key, payer container.ID) (_ *Drops, err error) {
 	t := &Drops{dropper: d, key: key, payer: payer, veths: make(map[container.Device]veth)}
 	slot, err := d.cfg.Identity.Take(t.key)
@@ -50,7 +50,7 @@ func (d *Dropper) add(key tenant.Key, payer container.ID) (_ *Drops, err error) 
 	if t.Slot = uint32(slot); t.Slot >= d.maps.FlTenants.MaxEntries() {
 		return nil, fmt.Errorf("%w: %d", errSlots, t.Slot)
 	}
-	// Left by an earlier tenant of the slot.
+	// An earlier tenant of the slot may have left counters.
 	if err := d.maps.FlTenants.Put(t.Slot, dropTenant{}); err != nil {
 		return nil, fmt.Errorf("clear slot %d: %w", t.Slot, err)
 	}
@@ -65,11 +65,11 @@ func (d *Dropper) add(key tenant.Key, payer container.ID) (_ *Drops, err error) 
 	return t, nil
 }
 
-// close undoes add and countVeths. It goes on after a failure.
+// close undoes add and countVeths. It continues after an error.
 func (t *Drops) close() error {
 	d := t.dropper
 	errs := []error{t.keep(nil)}
-	// The driver still drops, and the ring is no longer counted.
+	// Clear the entry: a driver drops by it even now that the ring is no longer counted.
 	errs = append(errs, d.maps.FlTenants.Put(t.Slot, dropTenant{}))
 	if d.counted--; d.counted == 0 {
 		errs = append(errs, d.polled.Close())
@@ -79,7 +79,7 @@ func (t *Drops) close() error {
 	return errors.Join(errs...)
 }
 
-// countVeths counts packets into exactly the veths of c; inside is its namespace.
+// countVeths counts packets into the veths of c and no others. inside is its network namespace.
 func (t *Drops) countVeths(inside *netdev.NS, c container.Container) error {
 	var ends []container.End
 	want := make(map[container.Device]dropFlDevice)
@@ -100,7 +100,7 @@ func (t *Drops) countVeths(inside *netdev.NS, c container.Container) error {
 	return nil
 }
 
-// keep ends counting at other veths than these: the container's end by the host's.
+// keep stops counting at veths that are not in want, which maps host ends to the containers' ends.
 func (t *Drops) keep(want map[container.Device]dropFlDevice) error {
 	gone := func(d container.Device, _ bool, _ string) bool { return want[d] != t.veths[d].inside }
 	errs := []error{t.counts.Drop(gone)}
@@ -118,7 +118,7 @@ func (t *Drops) countVeth(ns *netdev.NS, e container.End, inside dropFlDevice) (
 	d := t.dropper
 	v, counted := t.veths[e.Device]
 	if !counted {
-		// Count a ring's output before its input, or it would seem full.
+		// Count the ring's output before its input, or the ring would seem full.
 		if err := d.maps.FlCounted.Put(inside, t.Slot); err != nil {
 			return err
 		}
@@ -127,7 +127,7 @@ func (t *Drops) countVeth(ns *netdev.NS, e container.End, inside dropFlDevice) (
 		}
 		v.inside = inside
 		t.veths[e.Device] = v
-		// No other end takes the place meanwhile.
+		// Claim the place in the counter before another host end does.
 		if err := d.tell(v.counter, e.Device, dropVeth{Slot: t.Slot}); err != nil {
 			return err
 		}
@@ -152,8 +152,8 @@ func (t *Drops) countVeth(ns *netdev.NS, e container.End, inside dropFlDevice) (
 	})
 }
 
-// UseRing sets whether packets go through the ring of the veth, which can then be full. The
-// counters of packets go on.
+// UseRing says whether packets pass the ring of the veth, which can then be full. Packets are counted
+// either way.
 func (t *Drops) UseRing(used bool) error {
 	return t.change(func(e *dropTenant) {
 		e.NoRing = 1
@@ -164,14 +164,14 @@ func (t *Drops) UseRing(used bool) error {
 	})
 }
 
-// limit drops packets for the time lasts once the charges of an account have reached sum, in ns. It
-// must be renewed: without an agent there is no limit.
+// limit drops packets once the charges of an account have reached sum, in ns. The limit ends after lasts
+// unless it is renewed, so it ends without an agent.
 func (t *Drops) limit(account uint32, sum int64, lasts time.Duration) error {
 	return t.change(func(e *dropTenant) { e.Account, e.Limit, e.Until = account, sum, in(lasts) })
 }
 
-// Pace lets so many packets a second, at most, pass the uplinks from now on, for so long; 0 is any
-// number. After a pause a ring of packets passes at once.
+// Pace limits the packets that pass the uplinks to a rate, in packets/s; 0: no limit. The limit ends after
+// lasts. After a pause a whole ring of packets passes at once.
 func (t *Drops) Pace(perSecond float64, lasts time.Duration) error {
 	return t.change(func(e *dropTenant) {
 		e.Gap, e.PacedUntil = 0, 0
@@ -181,11 +181,11 @@ func (t *Drops) Pace(perSecond float64, lasts time.Duration) error {
 	})
 }
 
-// in returns the moment so much later than now, by the clock of bpf_ktime_get_ns.
+// in returns the time d from now, in ns of the clock of bpf_ktime_get_ns.
 func in(d time.Duration) uint64 { return bpf.Clock() + uint64(d) }
 
-// change changes a part of the tenant's entry. The counters lose an event between reading and
-// writing; the next poll that empties the ring corrects what matters.
+// change changes a part of the tenant's entry. Counters lose events between the read and the write. The
+// next poll that empties the ring corrects those that matter.
 func (t *Drops) change(by func(*dropTenant)) error {
 	e, err := t.read()
 	if err != nil {
@@ -205,16 +205,16 @@ func (t *Drops) read() (e dropTenant, err error) {
 
 // Counters are packet counts of a tenant.
 type Counters struct {
-	Small, Super uint64 // into its veths: single packets, and super-packets (GSO)
-	Intruding    uint64 // the part of Small in the time of neither the sender, the tenant nor an idle CPU
-	Dropped      uint64 // dropped before its veths,
-	Beyond       uint64 // and the part of Dropped beyond its quota or limit
-	Arrived      uint64 // by uplinks,
-	Held         uint64 // and the part of Arrived that was dropped there
-	Charged      bool   // the tenant is not isolated
+	Small, Super uint64 // single packets and super-packets (GSO) into its veths
+	Intruding    uint64 // part of Small that took time from neither the sender, the tenant nor an idle CPU
+	Dropped      uint64 // packets dropped before its veths
+	Beyond       uint64 // part of Dropped for a used-up quota or limit
+	Arrived      uint64 // packets at uplinks
+	Held         uint64 // part of Arrived that was dropped there
+	Charged      bool   // the payer is charged, not isolated
 }
 
-// Counters returns the counters so far.
+// Counters returns the present counters.
 func (t *Drops) Counters() (Counters, error) {
 	e, err := t.read()
 	return Counters{Small: e.Small, Super: e.Super, Intruding: e.Intruding, Dropped: e.Dropped, Beyond: e.Beyond, Arrived: e.Arrived, Held: e.Held, Charged: t.charged}, err

@@ -17,14 +17,14 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// point is an uplink with an early drop at one of two hooks.
+// point is an uplink with early drop by tc or by XDP.
 type point struct {
 	name   string
 	path   string // of its namespace
-	host   bool   // in the host's own namespace
+	host   bool   // in the host's network namespace
 	tc     hook.Set
 	driver *driver
-	why    string // why XDP, though configured, is not used or outdated; "" otherwise
+	why    string // why configured XDP is not used, or is outdated; "" otherwise
 }
 
 func (p *point) close() error {
@@ -34,8 +34,8 @@ func (p *point) close() error {
 	return p.tc.Close()
 }
 
-// Lost reports whether a tcx program was detached by others, which no event announces, or its device
-// has gone.
+// Lost reports whether another process has detached a tcx program, which no event reports, or whether
+// its device has gone.
 func (d *Dropper) Lost() (lost bool) {
 	if d == nil {
 		return false
@@ -49,8 +49,8 @@ func (d *Dropper) Lost() (lost bool) {
 	return lost
 }
 
-// Open starts the early drop at the uplinks of c, for all tenants, unless it has begun. It goes on
-// after an error. Some drivers recreate their NAPIs, and so the threads that poll, for XDP.
+// Open starts early drop at the uplinks of c, for all tenants, unless it has begun. It continues after
+// an error. For XDP some drivers recreate their NAPIs, and so the threads that poll.
 func (d *Dropper) Open(ctx context.Context, c container.Container) error {
 	if d == nil {
 		return nil
@@ -69,7 +69,7 @@ func (d *Dropper) Open(ctx context.Context, c container.Container) error {
 	return errors.Join(append(errs, err, d.shutGone(listed))...)
 }
 
-// holdTunnels updates the addresses of the host's tunnel devices.
+// holdTunnels updates the MAC addresses of the host's tunnel devices in fl_tunnels.
 func (d *Dropper) holdTunnels(links []netdev.Link) error {
 	now := make(map[uint64]bool)
 	for _, l := range links {
@@ -93,7 +93,7 @@ func (d *Dropper) holdTunnels(links []netdev.Link) error {
 	return nil
 }
 
-// openAt starts the drop at an uplink, or repairs it.
+// openAt starts early drop at an uplink, or repairs it.
 func (d *Dropper) openAt(u uplink.Uplink) error {
 	if p := d.points[u.Key]; p != nil {
 		p.name = u.Link.Name
@@ -104,7 +104,7 @@ func (d *Dropper) openAt(u uplink.Uplink) error {
 		if !errors.Is(err, journal.ErrGone) {
 			return err
 		}
-		// Another device has the index now.
+		// Another device may have the index now.
 		if err := d.shut(u.Key); err != nil {
 			return err
 		}
@@ -117,15 +117,15 @@ func (d *Dropper) openAt(u uplink.Uplink) error {
 	return nil
 }
 
-// hold updates a driver's point to its present uplink. journal.ErrGone means that its device has
-// gone.
+// hold updates a point with XDP to the present state of its uplink. journal.ErrGone means that its
+// device has gone.
 func (d *Dropper) hold(p *point, l netdev.Link) error {
 	err := p.driver.hold(d, l)
 	if errors.Is(err, journal.ErrGone) {
 		return err
 	}
-	// Packets to an address that it does not know are dropped later, as without it: no reason to
-	// refuse a container.
+	// With an outdated address, packets are dropped later, as without XDP. That is no reason to refuse
+	// a container.
 	if err == nil {
 		p.why = ""
 	} else if why := err.Error(); why != p.why {
@@ -135,15 +135,15 @@ func (d *Dropper) hold(p *point, l netdev.Link) error {
 	return nil
 }
 
-// shut ends the drop at a device that has gone.
+// shut ends early drop at a device.
 func (d *Dropper) shut(key container.Device) error {
 	p := d.points[key]
 	delete(d.points, key)
 	return p.close()
 }
 
-// shutGone closes points at devices that have gone, or that have lost their namespace; listed are
-// some that exist.
+// shutGone closes points at devices that have gone, alone or with their namespace. The devices in listed
+// exist.
 func (d *Dropper) shutGone(listed map[container.Device]bool) error {
 	var errs []error
 	for key, p := range d.points {
@@ -162,13 +162,13 @@ func (d *Dropper) shutGone(listed map[container.Device]bool) error {
 	return errors.Join(errs...)
 }
 
-// attach starts the drop at an uplink: in its driver if the operator wants that and it can, else by
-// tc. A driver that has refused is asked again when the point opens the next time, not at each
-// Apply: a try may disturb the device, too.
+// attach starts early drop at an uplink: in its driver if the operator wants that and the driver can,
+// otherwise by tc. After a refusal it does not try the driver again until the point is opened anew,
+// because a try may disturb the device.
 func (d *Dropper) attach(u uplink.Uplink) (*point, error) {
 	p := &point{name: u.Link.Name, path: u.Path, host: u.Host}
 	var err error
-	if u.Host && slices.Contains(d.cfg.XDP, u.Link.Name) { // names are those of the host's own namespace
+	if u.Host && slices.Contains(d.cfg.XDP, u.Link.Name) { // Config.XDP names devices of the host's namespace
 		if p.driver, err = d.attachXDP(u.NS, u.Link.Index); err == nil {
 			return p, nil
 		}
@@ -181,7 +181,7 @@ func (d *Dropper) attach(u uplink.Uplink) (*point, error) {
 	return p, d.attachTC(p, u.Key)
 }
 
-// attachTC starts the drop at an uplink by tc, or repairs it.
+// attachTC starts early drop by tc at an uplink, or repairs it.
 func (d *Dropper) attachTC(p *point, at container.Device) error {
 	place := hook.Place{Device: at, Path: p.path, Stage: hook.Drop, Name: "drop", Owner: journal.Owner{Feature: d.cfg.Feature}}
 	if err := p.tc.Put(d.cfg.Ends, place, d.tc.Clone); err != nil {
@@ -190,7 +190,7 @@ func (d *Dropper) attachTC(p *point, at container.Device) error {
 	return nil
 }
 
-// Rest ends the drop by tc, unless there still is a tenant. In drivers it stays, without effect:
+// Rest ends early drop by tc, unless there still is a tenant. XDP programs stay attached, without effect:
 // attaching and detaching reset most devices, and containers in mode auto would cause both often.
 func (d *Dropper) Rest() error {
 	if d == nil || d.counted > 0 {
@@ -210,7 +210,7 @@ func (d *Dropper) close(match func(*point) bool) error {
 	return errors.Join(errs...)
 }
 
-// Where a Point drops.
+// Hooks at which a Point drops.
 const (
 	ByXDP = "xdp" // in the driver, before there is an skb
 	ByTC  = "tc"  // at the ingress hook
@@ -220,15 +220,15 @@ const (
 type Point struct {
 	Netns  uint64 // inode of the uplink's network namespace; 0 if By is ""
 	Device string
-	By     string // ByXDP or ByTC; "": Config.XDP names it, but it is no uplink
-	// Why is why it is not ByXDP though Config.XDP asks for that, or has not followed a change of
-	// the device.
+	By     string // ByXDP or ByTC; "": Config.XDP names the device, but it is no uplink
+	// Why says why it is not ByXDP although Config.XDP names it, or why XDP has not followed a change
+	// of the device.
 	Why string
 }
 
-// Points returns the uplinks with an early drop, by name, and the other names of Config.XDP; none
-// before the first tenant. Those ByTC go with the last tenant, those ByXDP with Close. Points does
-// not wait for an Open and may be called at any time. The caller owns the list.
+// Points returns the uplinks with early drop, and the other names in Config.XDP, sorted by name. The
+// list is empty before the first tenant. Points ByTC go with the last tenant, those ByXDP with Close.
+// Points is safe for concurrent use and does not wait for an Open. The caller owns the list.
 func (d *Dropper) Points() []Point {
 	if d == nil {
 		return nil

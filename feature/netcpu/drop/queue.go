@@ -7,18 +7,18 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Nobody is the slot of a queue that serves no single tenant.
+// Nobody is the slot of a queue that does not serve exactly one tenant.
 const Nobody = ^uint32(0)
 
-// Queue is the packet counts of a receive queue of an uplink.
+// Queue holds the packet counts of a receive queue of an uplink.
 type Queue struct {
-	Own    uint64 // of the same tenant as the previous packet
-	Others uint64 // of another than the previous packet
-	Stale  uint64 // to an address that a tenant had before a pause
-	Slot   uint32 // the tenant of the last packet, or Nobody
+	Own    uint64 // packets for the same tenant as the previous packet
+	Others uint64 // packets for another tenant than the previous packet
+	Stale  uint64 // packets to an address that a tenant had before a pause
+	Slot   uint32 // tenant of the last packet, or Nobody
 }
 
-// CountQueue starts counting the packets of the queue that a NAPI polls.
+// CountQueue starts to count the packets of the queue that a NAPI polls.
 func (d *Dropper) CountQueue(napi int) error {
 	if err := d.maps.FlQueues.Put(uint32(napi), dropQueue{Slot: Nobody}); err != nil {
 		return fmt.Errorf("count what the queue of napi %d brings: %w", napi, err)
@@ -35,7 +35,7 @@ func (d *Dropper) Queue(napi int) (Queue, error) {
 	return Queue{q.Own, q.Others, q.Stale, q.Slot}, nil
 }
 
-// ForgetQueue stops counting.
+// ForgetQueue stops counting the packets of a queue.
 func (d *Dropper) ForgetQueue(napi int) error {
 	if err := d.maps.FlQueues.Delete(uint32(napi)); !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
@@ -43,8 +43,8 @@ func (d *Dropper) ForgetQueue(napi int) error {
 	return nil
 }
 
-// Others returns how many packets for nobody isolated came by the uplinks. It is less than before
-// when a charged tenant has ended.
+// Others returns the number of packets at the uplinks for no isolated container. It falls when a charged
+// tenant ends.
 func (d *Dropper) Others() (sum uint64, err error) {
 	var each []uint64 // by CPU
 	if err := d.maps.FlOthers.Lookup(uint32(0), &each); err != nil {

@@ -14,11 +14,11 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// driver drops at one uplink by native XDP, in its driver. Like a tcx link it ends with this
-// process, however that ends, and the driver undoes its own changes; so there is nothing to record.
+// driver drops packets at one uplink by native XDP. Like a tcx link it ends with this process, however
+// that ends, and the driver undoes its own changes. So the journal needs no entry.
 type driver struct {
 	link link.Link
-	mac  string // the uplink's address, which identifies packets for the host
+	mac  string // MAC address of the uplink, which identifies packets for the host
 }
 
 // native loads a copy of fl_drop_xdp for a device with this address.
@@ -37,7 +37,7 @@ func (d *Dropper) native(mac string) (*ebpf.Program, error) {
 	return xdp, nil
 }
 
-// charge starts charging for what XDP drops.
+// charge starts to charge for packets that XDP drops.
 func (d *Dropper) charge() error {
 	if d.charges || d.cfg.Meter == nil {
 		return nil
@@ -54,7 +54,7 @@ func (d *Dropper) charge() error {
 	return nil
 }
 
-// attachXDP starts the drop in the driver of a device.
+// attachXDP starts early drop in the driver of a device.
 func (d *Dropper) attachXDP(ns *netdev.NS, index int) (*driver, error) {
 	own, err := ns.Link(index)
 	if err != nil {
@@ -72,9 +72,9 @@ func (d *Dropper) attachXDP(ns *netdev.NS, index int) (*driver, error) {
 	return &driver{l, own.MAC}, nil
 }
 
-// hold updates the program to the present address of the uplink. If it fails the old one stays.
-// journal.ErrGone means that it is not at this device: the device has gone, and another may have
-// its index.
+// hold updates the program to the present address of the uplink. If that fails, the old program stays.
+// journal.ErrGone means that the program is not at this device: its device has gone, and another may
+// have the index.
 func (x *driver) hold(d *Dropper, l netdev.Link) error {
 	info, err := x.link.Info()
 	if err != nil {
@@ -92,7 +92,7 @@ func (x *driver) hold(d *Dropper, l netdev.Link) error {
 	}
 	defer xdp.Close()
 	err = x.link.Update(xdp)
-	if errors.Is(err, unix.ENOLINK) { // since then
+	if errors.Is(err, unix.ENOLINK) { // the device has gone since Info
 		return fmt.Errorf("early drop: replace XDP: %w: %w", journal.ErrGone, err)
 	}
 	if err != nil {

@@ -62,7 +62,7 @@ func TestDriverDecides(t *testing.T) {
 
 	udp4 := with(append(to(own, "10.0.0.1"), make([]byte, 64)...), 14+9, 17)
 	ext := func(next byte) []byte { return with(append(to(own, "fd00::1"), make([]byte, 64)...), 14+6, next) }
-	// One that has gone, one that stays, and what is no tunnel.
+	// A tunnel that has gone, a tunnel that stays, and a device that is no tunnel.
 	for _, first := range []string{other, tunnel} {
 		must(t, e.holdTunnels([]netdev.Link{{Kind: "vxlan", MAC: first}, {Kind: "veth", MAC: uplink}}))
 	}

@@ -2,8 +2,8 @@ package isolate
 
 import "time"
 
-// What the actuators take, which is no part of the law.
+// Limits of the actuators, which are no part of the law.
 const (
-	ring      = 256              // packets in a veth: delayed polls bring half of it; after a pause twice as many may go to addresses not confirmed
-	deferMost = time.Millisecond // the longest time between delayed polls (decision 13)
+	ring      = 256              // packets in a veth's ring: a delayed poll brings half of it; twice as many may go to unconfirmed addresses
+	deferMost = time.Millisecond // longest time between delayed polls (decision 13)
 )

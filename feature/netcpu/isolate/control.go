@@ -8,13 +8,13 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 )
 
-// A container's packets come in one of two shapes. Single packets all pass its NAPI thread: that
-// isolates. With super-packets (TSO left on at the host end) all take the ordinary softirq: bulk TCP
-// is then three times faster and costs so little per byte that it hardly disturbs others, but nothing
-// is isolated (docs/decisions/0002-shape-follows-traffic.md).
+// shape is the form in which packets reach a container. As single packets all of them pass its NAPI
+// thread, which isolates. As super-packets (TSO on at the host end) all pass the ordinary softirq:
+// nothing is isolated, but bulk TCP is three times faster and costs so little per byte that it hardly
+// disturbs others (docs/decisions/0002-shape-follows-traffic.md).
 //
-// Single packets that the softirq handles in their sender's time, in the container's own or on an
-// idle CPU harm nobody. Only the others, the intruding ones, need isolation.
+// A single packet takes time from no one if the softirq runs in the time of its sender or receiver,
+// or on an idle CPU. Only the other single packets, the intruding ones, need isolation.
 type shape int
 
 const (
@@ -22,21 +22,21 @@ const (
 	super
 )
 
-// window is a container's packet counts in some time.
+// window counts a container's packets in some time.
 type window struct {
 	length    time.Duration
 	intruding uint64 // single packets that take time from others
 	super     uint64 // super-packets
 }
 
-// control chooses the shape of one container. One window is enough for single, the safe side. A
-// container that floods soon after it got super-packets waits twice as long the next time: else a second
-// of flood every few seconds would never be isolated. The zero value is single.
+// control chooses the shape of one container. One window is enough for single, the safe shape. A
+// container that floods soon after it got super-packets waits twice as long for them the next time:
+// otherwise a flood of a second every few seconds would never be isolated. The zero value is single.
 type control struct {
 	shape   shape
-	calm    time.Duration // how long traffic has asked for super
-	wait    time.Duration // how long it has to; 0: law.Patience
-	granted time.Duration // since super-packets were last chosen
+	calm    time.Duration // for which traffic has asked for super
+	wait    time.Duration // for which it has to ask; 0: law.Patience
+	granted time.Duration // since super was last chosen
 }
 
 // next counts one window and returns the shape from now on.
@@ -45,7 +45,7 @@ func (c *control) next(w window) shape {
 		return c.shape
 	}
 	perSecond := func(n uint64) float64 { return float64(n) / w.length.Seconds() }
-	// Bulk TCP is from about 0.3 Gbit/s on. Without it fewer single packets are isolated: nothing is lost.
+	// Bulk TCP begins at about 0.3 Gbit/s. Without it super gains nothing, so few single packets suffice.
 	const few = law.Single / law.Most
 	intruding, bulk, most := perSecond(w.intruding), perSecond(w.super) >= 2*law.Rate, float64(few)
 	if bulk {
@@ -70,10 +70,10 @@ func (c *control) next(w window) shape {
 	return c.shape
 }
 
-// nobody is the owner of a queue that serves no single isolated container.
+// nobody is the owner of a queue that does not serve exactly one isolated container.
 const nobody = drop.Nobody
 
-// queueWindow is a queue's packet counts in some time.
+// queueWindow counts a queue's packets in some time.
 type queueWindow struct {
 	length time.Duration
 	drop.Queue
@@ -83,27 +83,27 @@ type queueWindow struct {
 type queueControl struct {
 	owner    uint32
 	last     uint32        // the only receiver in the last window, or nobody
-	calm     time.Duration // the time of such windows
-	patience time.Duration // longer once an owner has lost it
+	calm     time.Duration // for which last has been the only receiver, at the rate least
+	patience time.Duration // calm that a new owner needs; longer once an owner has lost the queue
 
-	stale  uint64        // packets to an address that nobody confirms,
-	within time.Duration // in the part of a second so far
+	stale  uint64        // packets to unconfirmed addresses,
+	within time.Duration // in this part of a second
 }
 
 func newQueueControl() queueControl {
 	return queueControl{owner: nobody, last: nobody, patience: law.Patience}
 }
 
-// next counts one window and returns the owner from now on. least is the packet rate that makes the
-// queue worth giving. A flood, of at least that rate, gets the queue after one window, before it
+// next counts one window and returns the owner from now on. least is the packet rate from which a
+// queue is worth an owner. A receiver at the rate flood gets the queue after one window, before it
 // takes much from others.
 //
-// The owner loses the queue with the first packet of another, which has to wait for the owner's
-// share of the CPU; each loss doubles the patience, and a flood has to wait for that, too.
+// The owner loses the queue with the first packet for another receiver, because that packet waits
+// for the owner's share of the CPU. Each loss doubles the patience, which then holds for floods, too.
 func (c *queueControl) next(w queueWindow, least, flood uint64) uint32 {
 	if w.Others > 0 || c.unconfirmed(w) {
-		// The same holds for the first packets of a tenant that takes over an idle queue: they cost
-		// a window.
+		// The first packets for a tenant that takes over an idle queue count as others', too. They
+		// cost a window.
 		if c.owner != nobody {
 			c.owner = nobody
 			c.patience = backoff.Next(c.patience, law.Patience, law.Long)
@@ -112,7 +112,7 @@ func (c *queueControl) next(w queueWindow, least, flood uint64) uint32 {
 		return c.owner
 	}
 	if w.Own == 0 {
-		return c.owner // no packets: no other waits
+		return c.owner // without packets no other receiver waits
 	}
 	if w.Slot != c.last {
 		c.last, c.calm = w.Slot, 0
@@ -127,8 +127,8 @@ func (c *queueControl) next(w queueWindow, least, flood uint64) uint32 {
 	return c.owner
 }
 
-// unconfirmed reports whether too many packets of this second came to an address that may be
-// another tenant's by now.
+// unconfirmed reports whether too many packets of this second went to addresses that may belong to
+// another tenant by now.
 func (c *queueControl) unconfirmed(w queueWindow) bool {
 	if c.within >= time.Second {
 		c.stale, c.within = 0, 0

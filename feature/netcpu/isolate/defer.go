@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// delayFor returns the time between polls at a rate of packets/s. It keeps the present one, 0 for
-// none, if that is not far off.
+// delayFor returns the time between polls for a rate in packets/s. It keeps the present delay now (0:
+// none) if that is close.
 func delayFor(rate float64, now time.Duration) time.Duration {
 	want := min(deferMost, time.Duration(ring/2/rate*float64(time.Second)))
 	if now > 0 && now <= deferMost && want < now*3/2 && now < want*3/2 {
@@ -22,9 +22,9 @@ func delayFor(rate float64, now time.Duration) time.Duration {
 	return want.Round(time.Microsecond)
 }
 
-// deferPolls makes uplinks that bring a flood, of rate packets/s, poll by a timer: else a thread
-// that finds time wakes up for each packet, and takes twice as long for it. With a rate of 0 polls
-// are soon prompt again.
+// deferPolls makes uplinks poll by a timer while they bring a flood of rate packets/s. Otherwise their
+// threads wake up for each packet, which takes twice the CPU time. A rate of 0 ends the delays after a
+// while.
 func (is *Isolator) deferPolls(now time.Time, rate float64) error {
 	if rate == 0 {
 		if is.flooded.IsZero() || now.Sub(is.flooded) < law.Calm/2 {
@@ -49,13 +49,13 @@ func (is *Isolator) deferPolls(now time.Time, rate float64) error {
 	return errors.Join(errs...)
 }
 
-// deferred is when the delay of an uplink's polls was last set, and to what.
+// deferred records the last change of the delay between an uplink's polls.
 type deferred struct {
 	at time.Time
 	by time.Duration
 }
 
-// deferPollsOf delays the polls of one uplink, unless its operator has done so.
+// deferPollsOf delays the polls of one uplink, unless the operator has set a delay.
 func (is *Isolator) deferPollsOf(key container.Device, u *uplinkDevice) error {
 	ns, err := is.cfg.Find.Open(u.path, key.NetNS)
 	if err != nil {
@@ -75,7 +75,7 @@ func (is *Isolator) deferPollsOf(key container.Device, u *uplinkDevice) error {
 	return is.cfg.Journal.TurnAll(plan, is.by(0), u.deferred.at.Add(law.Long))
 }
 
-// deferral plans a delay of a device's polls: the time first, as the other part begins it.
+// deferral plans a delay between a device's polls. The second setting starts it, with the timeout.
 func deferral(ns *netdev.NS, index int, delay time.Duration) []journal.Setting {
 	return []journal.Setting{
 		{Knob: ns.Defer(index, netdev.FlushTimeout), Value: strconv.FormatInt(delay.Nanoseconds(), 10)},
@@ -83,8 +83,8 @@ func deferral(ns *netdev.NS, index int, delay time.Duration) []journal.Setting {
 	}
 }
 
-// Close ends what needs an agent. Isolation stays, and returns to uplinks that rest. Without
-// isolation, as for a doctor, which has no journal, there is nothing to end.
+// Close ends the measures that need a running agent, such as delayed polls. Containers stay isolated,
+// and threads poll resting uplinks again. Without isolation (a doctor has no journal) nothing ends.
 func (is *Isolator) Close() error {
 	is.forgetAround()
 	err := kernel.Tidy(is.cfg.Roots, append(is.vacated.next(), is.vacated.next()...))
@@ -99,7 +99,7 @@ func (is *Isolator) Close() error {
 	return errors.Join(err, is.promptPolls())
 }
 
-// promptPolls ends all delays.
+// promptPolls ends all delays between polls.
 func (is *Isolator) promptPolls() error {
 	return is.restore(func(e journal.Entry) bool { return e.Owner == is.by(0) && e.Ref.Kind == netdev.KindDefer })
 }

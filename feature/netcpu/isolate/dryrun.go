@@ -14,9 +14,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// Plan returns what Isolate would write for a container, and writes nothing. A thread that does not
-// exist yet has the name of its device in place of its number. It leaves out queues of uplinks,
-// which traffic decides about later.
+// Plan returns the settings that Isolate would write for a container. It writes nothing. A thread that
+// does not exist yet is named by its device instead of its TID. Plan omits the owners of uplink
+// queues, which depend on later traffic.
 func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []feature.Step, err error) {
 	defer func() {
 		if err != nil {
@@ -60,12 +60,12 @@ func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []fe
 	return steps, err
 }
 
-// note appends a plan with the present values to what is not carried out.
+// note records a plan, with the present values, instead of carrying it out.
 func (is *Isolator) note(plan []journal.Setting) error {
 	for _, s := range plan {
 		now, err := s.Knob.Read()
 		if errors.Is(err, journal.ErrGone) && s.Knob.Ref().Kind == cgroup.KindFile {
-			now, err = "0", nil // a group to be made is not frozen
+			now, err = "0", nil // a new group is not frozen
 		}
 		if err != nil {
 			return err
@@ -75,7 +75,7 @@ func (is *Isolator) note(plan []journal.Setting) error {
 	return nil
 }
 
-// noteThreads notes where threads that there are not yet would run.
+// noteThreads records the place of threads that do not exist yet.
 func (is *Isolator) noteThreads(device string, at place) error {
 	if at.child {
 		if err := is.note(making(at.group, is.cfg.Layout)); err != nil {

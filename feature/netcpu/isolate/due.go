@@ -12,31 +12,31 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// What a flooded container takes by its tasks and by the uplinks' threads is more than its weight
-// allows if a neighbour has less for its own weight, and waits for a CPU. Quotas aside, that limits
-// what is due to it.
+// A flooded container takes CPU time by its tasks and by the uplinks' threads. It takes more than its
+// weight allows if a neighbour got less per weight and waited for a CPU. That limits the CPU time that
+// is due to the container, whatever its quota.
 
-// group is what a tenant's cgroup has had so far, or in some time.
+// group holds the CPU time of a tenant's cgroup, in total or in some time.
 type group struct {
 	members     []container.Container
-	weight      uint64        // by its owner; 0: it runs only where nobody else does
-	ran, waited time.Duration // for its turn
+	weight      uint64        // set by its owner; 0: it only runs on idle CPUs
+	ran, waited time.Duration // on and for a CPU
 	quota       float64       // CPUs; 0: none
 }
 
-// short returns the counters' growth since an earlier reading, and whether the tenant went short
-// meanwhile: one that ran for all of its quota did not, however long it waited for that. A smaller
-// counter is another cgroup's.
+// short returns the growth of the counters since an earlier reading, and whether the tenant went short
+// of CPU time meanwhile. A tenant that used its whole quota did not go short, however long it waited.
+// A counter that has fallen belongs to another cgroup, so it has not grown.
 func (g group) short(before group, length time.Duration) (group, bool) {
 	g.ran, g.waited = max(0, g.ran-before.ran), max(0, g.waited-before.waited)
 	had := g.quota > 0 && float64(g.ran) >= (1-law.Least)*g.quota*float64(length)
 	return g, !had && float64(g.waited) >= law.Least*float64(length)
 }
 
-// due returns the part of took, the CPU time of a container in some time, that its weight allows
-// beside others that go short; 0 if there are none. What is too much goes to the best served one of
-// these, by its weight, until both have the same: the next look sees whether that was enough for
-// the others. It is never more than they waited for.
+// due returns the part of took, the CPU time of a container, that its weight allows beside groups that
+// go short; 0 if there are none. It takes away what makes the container equal to the best served of
+// these groups, per weight. The next look shows whether that was enough for the others. It takes away
+// no more time than all of them waited.
 func due(took time.Duration, weight uint64, short []group) time.Duration {
 	var best group
 	var waited time.Duration
@@ -56,14 +56,14 @@ func due(took time.Duration, weight uint64, short []group) time.Duration {
 	return max(1, took-min(time.Duration(excess), waited))
 }
 
-// around is the last look at all tenants.
+// around holds the last look at all tenants.
 type around struct {
 	at     time.Time
 	groups map[string]group // by directory, in the hierarchy of the cpu controller
 	files  cgroup.Files
 }
 
-// lookAround updates what is due to each tenant from what all tenants had since the last look.
+// lookAround updates the CPU time due to each tenant from what all tenants got since the last look.
 func (is *Isolator) lookAround(now time.Time) error {
 	length := now.Sub(is.around.at)
 	if length < law.Window {
@@ -101,7 +101,7 @@ func (is *Isolator) lookAround(now time.Time) error {
 	return errors.Join(errs...)
 }
 
-// forgetAround forgets what the last look at the neighbours has shown.
+// forgetAround forgets the last look at the neighbours.
 func (is *Isolator) forgetAround() {
 	is.around.files.Keep(nil)
 	is.around = around{}
@@ -110,14 +110,14 @@ func (is *Isolator) forgetAround() {
 	}
 }
 
-// weightOf returns a weight as its owner set it; 0 as well for a cgroup that has gone, or has no cpu
-// controller.
+// weightOf returns the weight that the owner of a cgroup has set. It is also 0 if the cgroup has gone or
+// has no cpu controller.
 func (is *Isolator) weightOf(dir string) (uint64, error) {
 	weight, _, err := cgroup.GivenWeight(is.cfg.Journal, dir, is.v2())
 	return weight, IgnoreGone(err)
 }
 
-// readGroups reads the counters of all tenants where the kernel has them.
+// readGroups reads the counters of all tenants for which the kernel has them.
 func (is *Isolator) readGroups(now time.Time) error {
 	r := &is.around
 	r.at, r.groups = now, make(map[string]group)
@@ -156,7 +156,7 @@ func (is *Isolator) readGroups(now time.Time) error {
 	return errors.Join(errs...)
 }
 
-// apart reports whether containers may use none of some CPUs, and so lose nothing there.
+// apart reports whether containers may use none of the CPUs, and so lose nothing there.
 func apart(list []container.Container, cpus []int) bool {
 	return len(cpus) > 0 && !slices.ContainsFunc(list, func(c container.Container) bool {
 		may, err := cgroup.CPUs(c.Cgroup.CPUSet)

@@ -8,9 +8,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// held are the files in sysfs of all devices that poll for us: threads, RPS and RFS. Nothing tells of a
-// change, Linux 6.1 keeps threads that no longer poll, and the journal has no claim on what was right
-// before. They stay open, as opening one takes longer than all else that is done each second.
+// held has the sysfs files of devices that poll for us: threaded, RPS and RFS. No event reports a
+// change of them, Linux 6.1 keeps threads that no longer poll, and the journal has no entry for a file
+// that was right before. The files stay open: an open takes longer than all other work in a window.
 type held map[journal.Ref]heldFile
 
 type heldFile struct {
@@ -19,7 +19,7 @@ type heldFile struct {
 	want string
 }
 
-// hold follows the files of a plan from now on.
+// hold starts to watch the files of a plan.
 func (h held) hold(plan []journal.Setting, by journal.Owner) error {
 	for _, s := range plan {
 		switch ref := s.Ref(); ref.Kind {
@@ -35,11 +35,11 @@ func (h held) hold(plan []journal.Setting, by journal.Owner) error {
 	return nil
 }
 
-// changed returns the owners of what is not as wanted. It forgets the files of devices that have gone.
+// changed returns the owners of files with an unwanted value. It closes files of devices that have gone.
 func (h held) changed() (by []journal.Owner) {
-	text := make([]byte, 4096) // what sysfs returns at most
+	text := make([]byte, 4096) // the longest text in sysfs
 	h.close(func(k heldFile) bool {
-		n, _ := k.ReadAt(text, 0) // with io.EOF; of a device that has gone, with nothing
+		n, _ := k.ReadAt(text, 0) // always io.EOF; n is 0 if the device has gone
 		if strings.TrimSpace(string(text[:n])) != k.want {
 			by = append(by, k.by)
 		}
@@ -48,7 +48,7 @@ func (h held) changed() (by []journal.Owner) {
 	return by
 }
 
-// close forgets files.
+// close closes and forgets the files that match.
 func (h held) close(which func(heldFile) bool) {
 	for ref, k := range h {
 		if which(k) {

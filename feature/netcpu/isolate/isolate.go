@@ -1,6 +1,6 @@
 // Package isolate processes the packets that a container receives in the container's own share of
-// the CPU: by NAPI kernel threads in its cgroup, while threads in a group of their own poll what
-// comes before the container.
+// the CPU. NAPI kernel threads in its cgroup poll its veths. Threads in the uplink cgroup poll the
+// devices before them.
 //
 // It isolates the tenants with a member in the mode isolate. Package netcpu keeps the register of
 // tenants, and holds the lock that an Isolator needs.
@@ -31,7 +31,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
-// Config is what New needs.
+// Config configures New.
 type Config struct {
 	Feature string // owner of the journal entries
 	Key     string // the policy key of the mode: a change lapses with the decision about it
@@ -42,16 +42,16 @@ type Config struct {
 	Find    *netdev.Finder
 	Uplinks *uplink.Finder
 
-	// Throttled: the kernel stops a kernel thread when its group has used up its quota; otherwise
-	// weight replaces that.
+	// Throttled says that the kernel throttles kernel threads by the quota of their cgroup. If it does
+	// not, a weight replaces the quota.
 	Throttled bool
 
 	Drop *drop.Dropper // nil if the kernel lacks it
 
-	// QueueMin is the packet rate above which an uplink queue that serves a single container is
-	// assigned to it, in packets/s; 0: 1,000.
+	// QueueMin is the rate from which an uplink queue that serves a single container goes to that
+	// container, in packets/s; 0: 1,000.
 	QueueMin uint64
-	// QueueFlood is the rate that others feel, in packets/s; 0: 50,000.
+	// QueueFlood is the rate from which packets disturb others, in packets/s; 0: 50,000.
 	QueueFlood uint64
 }
 
@@ -60,46 +60,46 @@ type Isolator struct {
 	cfg      Config
 	isolated map[tenant.Key]*isolation
 	host     *uplinks  // nil while nothing is isolated
-	looked   time.Time // by Glance
-	worked   work      // by pace
-	around   around    // by lookAround
+	looked   time.Time // last Glance
+	worked   work      // last reading of pace
+	around   around    // last reading of lookAround
 	resting  restControl
-	flooded  time.Time // last, by deferPolls
+	flooded  time.Time // last flood in deferPolls
 	vacated  vacated
-	dry      *[]feature.Step // of Plan: what turn would write, and does not; nil: it does
+	dry      *[]feature.Step // for Plan: turn records its steps here and writes nothing; nil: turn writes
 	held     held
-	links    *netdev.Link // the first of the host's devices, as of changed
+	links    *netdev.Link // the first device in the list that changed read last
 
-	unreleased bool // the uplinks' changes are in force and nothing is isolated: Release undoes them
+	unreleased bool // changes at uplinks are in force, but nothing is isolated: Release undoes them
 }
 
-// isolation is what is in force for one tenant.
+// isolation is the state of one isolated tenant.
 type isolation struct {
 	of *tenant.Tenant
-	// payer is the member that is charged for the tenant's packets, as Isolate last found it, and
-	// the owner of the journal entries. It is the first that asked for isolation. When it no longer
-	// asks, the next member that does takes over.
+	// payer is the member that is charged for the tenant's packets, as Isolate last found it. It owns
+	// the journal entries. It is the first member that asked for isolation. When it no longer asks,
+	// the next member that asks takes over.
 	payer   container.Container
 	at      place // of its threads
-	queues  bool  // it may have queues of uplinks
+	queues  bool  // it may own queues of uplinks
 	threads []thread
-	asked   int         // windows since renew has listed its NAPIs
+	asked   int         // windows since renew last listed the tenant's NAPIs
 	drops   *drop.Drops // nil without early drop
 	control control
-	counted flow   // by Follow
-	turns   uint64 // that the threads had at the end of the last window; 0: not known
+	counted flow   // last reading of Follow
+	turns   uint64 // turns of its threads by the end of the last window; 0: unknown
 	pacing  paceControl
-	flow    flow          // by pace
-	alone   uint64        // packets that came by queues of its own
-	quota   float64       // CPUs, as of the last window in which it might be paced; 0: none
-	due     float64       // CPUs beside its neighbours, as of lookAround; 0: any
-	took    time.Duration // since then
+	flow    flow          // last reading of pace
+	alone   uint64        // packets from queues that it owns
+	quota   float64       // CPUs, in the last window in which it might be paced; 0: none
+	due     float64       // CPUs due beside its neighbours, from lookAround; 0: any number
+	took    time.Duration // CPU time since lookAround
 }
 
-// asks reports whether policy isolates a member of a tenant.
+// asks reports whether policy asks to isolate a member of a tenant.
 func asks(m policy.Target) bool { return m.Settings.NetCPU == policy.NetCPUIsolate }
 
-// members returns the members of a tenant that are isolated.
+// members returns the members of a tenant that ask for isolation.
 func (s *isolation) members() []policy.Target {
 	return slices.DeleteFunc(s.of.Members(), func(m policy.Target) bool { return !asks(m) })
 }
@@ -110,15 +110,14 @@ type thread struct {
 	device string
 }
 
-// New makes an Isolator. It changes nothing.
+// New makes an Isolator. It changes nothing on the host.
 func New(cfg Config) *Isolator {
 	cfg.QueueMin, cfg.QueueFlood = cmp.Or(cfg.QueueMin, law.Rate), cmp.Or(cfg.QueueFlood, law.Flood)
 	return &Isolator{cfg: cfg, isolated: make(map[tenant.Key]*isolation), held: make(held)}
 }
 
-// Isolate places the devices and threads of a tenant for c, a member that asks for it. It may be
-// repeated at any time and then only repairs. Its changes lapse with the last of the decisions that
-// isolate members.
+// Isolate sets up the devices and threads of a tenant for c, a member that asks for isolation. A
+// repeated call only repairs. The changes lapse with the last decision that isolates a member.
 func (is *Isolator) Isolate(ctx context.Context, of *tenant.Tenant, c container.Container) error {
 	if err := is.isolate(ctx, of, c); err != nil {
 		return err
@@ -134,7 +133,7 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 	}()
 	s := is.isolated[of.Key()]
 	if s != nil && s.payer.ID != c.ID {
-		// One member is charged for all, as the kernel learns a packet's socket only after the work.
+		// One member pays for all, because the kernel finds a packet's socket only after the work.
 		return nil
 	}
 	ns, err := is.open(c)
@@ -151,7 +150,7 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 		return err
 	}
 	if moved := s.at.group != "" && (s.at.group != at.group || s.at.cpuset != at.cpuset); moved {
-		// Nothing may stay in the old place. It can earn its queues of the uplinks again.
+		// No thread may stay in the old place. The tenant can earn its uplink queues again.
 		if err := errors.Join(is.movedAlong(s.at.group, at.group), is.movedAlong(s.at.cpuset, at.cpuset), is.takeQueues(s)); err != nil {
 			return err
 		}
@@ -159,7 +158,7 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	// The uplinks first: until threads poll them, the softirqs of a flood take the agent's time, too.
+	// Uplinks come first: until threads poll them, the softirqs of a flood also take the agent's time.
 	claimed := is.claimUplinks(ctx, c)
 	threads, err := is.bringVeths(ns, c, s.control.shape, at)
 	if err == nil {
@@ -171,11 +170,11 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 	}
 	s.payer, s.threads, s.at = c, threads, at
 	is.isolated[of.Key()] = s
-	// From now on it pays for the packets of a charged member of the tenant.
+	// c now also pays for the packets of a charged member of the tenant.
 	if s.drops, err = is.cfg.Drop.Begin(ns, of, c, false); err != nil {
 		return errors.Join(claimed, err)
 	}
-	// In this order: some drivers recreate their NAPIs, and so the threads, for XDP.
+	// Renew after Open: for XDP some drivers recreate their NAPIs, and so the threads.
 	return errors.Join(claimed, is.cfg.Drop.Open(ctx, c), is.RenewUplinks(false))
 }
 
@@ -184,18 +183,18 @@ func (is *Isolator) open(c container.Container) (*netdev.NS, error) {
 	return is.cfg.Find.Open(filepath.Join(is.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
 }
 
-// Release ends isolation of a container that has left a tenant, or no longer asks for isolation
-// there, and undoes all changes for it, also those of an earlier agent. of is nil for a container
-// that is in no tenant. If it was the payer, the next member that asks for isolation takes over;
-// ended reports that there is none.
+// Release ends the isolation of a container that has left a tenant or no longer asks for isolation.
+// It undoes all changes for the container, including those of an earlier agent. of is nil if the
+// container is in no tenant. If the container was the payer, the next member that asks for isolation
+// takes over; ended reports that no member does.
 func (is *Isolator) Release(ctx context.Context, of *tenant.Tenant, id container.ID) (ended bool, err error) {
 	var s *isolation
 	if of != nil {
 		s = is.isolated[of.Key()]
 	}
 	pays := s != nil && s.payer.ID == id
-	// This comes first, as a thread that stays in the cgroup of an ended container keeps the
-	// runtime from removing it. It also undoes what an earlier agent, or a failed Isolate, left.
+	// Threads come first, because the runtime cannot remove the cgroup of an ended container while a
+	// thread is in it. undo also undoes the changes of an earlier agent and of a failed Isolate.
 	if pays {
 		if err := is.takeQueues(s); err != nil {
 			return false, err
@@ -233,23 +232,23 @@ func (is *Isolator) Isolates(of *tenant.Tenant) bool { return is.isolated[of.Key
 // Idle reports whether no tenant is isolated.
 func (is *Isolator) Idle() bool { return len(is.isolated) == 0 }
 
-// threadPlace returns the place of a tenant's threads while c pays for them: on v1 the group of the
-// tenant.
+// threadPlace returns the place of a tenant's threads while c pays for them. On v1 it is the cgroup
+// of the tenant.
 //
-// On v2 it is a child of that, named fairlead. A group with threads in it could no longer delegate
-// controllers, as a systemd inside the container needs; and a group that does so, like a pod's, may
-// hold none. Either way the tenant pays for the child's threads: in the first case the child has no
-// share of its own, in the second it competes with the containers at the usual weight.
+// On v2 it is a child of that cgroup, named fairlead. A cgroup with threads could not delegate
+// controllers, as a systemd in the container does, and a cgroup that delegates, like a pod's, may hold
+// no threads. The tenant pays for the child's threads either way: without delegation the child has
+// no share of its own, with it the child competes with the containers at the usual weight.
 func (is *Isolator) threadPlace(s *isolation, c container.Container) (place, error) {
 	dir, err := c.TenantGroup()
 	at := place{group: dir, cpuset: c.Cgroup.CPUSet}
-	if is.cfg.Drop != nil { // there are counters to choose by
+	if is.cfg.Drop != nil { // its counters decide the nice value
 		at.nice = cmp.Or(s.at.nice, prompt)
 	}
 	if err != nil || !is.v2() {
 		return at, err
 	}
-	// Without the controller a group further up, which others share, would pay.
+	// Without the controller, a cgroup further up that others share would pay.
 	if _, err := cgroup.Weight(dir); err != nil {
 		return at, fmt.Errorf("%s could not be charged for its packets: %w", dir, err)
 	}
@@ -259,9 +258,9 @@ func (is *Isolator) threadPlace(s *isolation, c container.Container) (place, err
 
 func (is *Isolator) v2() bool { return is.cfg.Layout.CPU == is.cfg.Layout.V2 }
 
-// Extend updates when the changes for containers lapse; 0 is the host, whose changes lapse with the last of the
-// decisions that isolate or charge containers. What is left of a released one belongs to the accounts,
-// which do not end with a decision.
+// Extend updates when the changes for containers lapse. Changes for the host (0) lapse with the last
+// decision that isolates or charges a container. Entries that remain for a released container belong
+// to the accounts, which do not end with a decision.
 func (is *Isolator) Extend(of ...container.ID) error {
 	var errs []error
 	for _, id := range of {
@@ -272,8 +271,8 @@ func (is *Isolator) Extend(of ...container.ID) error {
 	return errors.Join(errs...)
 }
 
-// lapse returns when the changes for a container lapse; 0 is the host. Zero is never: policy itself
-// asks for them, or no decision does.
+// lapse returns when the changes for a container (0: the host) lapse. The zero time is never: policy
+// itself asks for the changes, or no decision does.
 func (is *Isolator) lapse(id container.ID) (last time.Time) {
 	for _, m := range is.neededBy(id) {
 		at := m.Until(is.cfg.Key)
@@ -287,7 +286,7 @@ func (is *Isolator) lapse(id container.ID) (last time.Time) {
 	return last
 }
 
-// neededBy returns the containers that the changes for a container, or for the host, are for.
+// neededBy returns the containers that need the changes for a container (0: the host).
 func (is *Isolator) neededBy(id container.ID) (list []policy.Target) {
 	if id == 0 {
 		for _, t := range is.cfg.Tenants.Tenants() {
@@ -304,7 +303,7 @@ func (is *Isolator) neededBy(id container.ID) (list []policy.Target) {
 		return nil
 	}
 	s := is.isolated[of.Key()]
-	needed := s != nil && s.payer.ID == id // it pays until another takes over
+	needed := s != nil && s.payer.ID == id // the payer pays until another member takes over
 	for _, m := range of.Members() {
 		if asks(m) {
 			list = append(list, m)
@@ -322,7 +321,7 @@ func (is *Isolator) undo(id container.ID) error {
 	mine := func(e journal.Entry) bool { return e.Owner.Container == uint64(id) }
 	is.held.close(func(k heldFile) bool { return k.by == is.by(id) })
 	open := kernel.Opener(is.cfg.Roots)
-	// The threads first, in any order of moves: a group made later may hold them now.
+	// Threads come first, whatever the order of the entries: a group made later may hold them now.
 	out, err := is.restored(open, func(e journal.Entry) bool { return e.Ref.Kind == sched.KindKthread && mine(e) })
 	is.vacated.now = append(is.vacated.now, out...)
 	_, rest := is.restored(open, mine)
@@ -343,14 +342,14 @@ func (is *Isolator) restored(open journal.Opener, match func(journal.Entry) bool
 	})
 }
 
-// owned is whose the changes for a container are, when they lapse, and the knobs that were turned so.
+// owned holds the owner and the expiry of changes, and records the knobs that were turned for them.
 type owned struct {
 	by     journal.Owner
 	until  time.Time
 	turned map[journal.Ref]bool
 }
 
-// owns returns these for a container (0: the host), as of now.
+// owns returns the present owner and expiry of changes for a container (0: the host).
 func (is *Isolator) owns(id container.ID) owned {
 	return owned{is.by(id), is.lapse(id), make(map[journal.Ref]bool)}
 }
@@ -371,8 +370,8 @@ func (is *Isolator) by(id container.ID) journal.Owner {
 	return journal.Owner{Feature: is.cfg.Feature, Container: uint64(id)}
 }
 
-// IgnoreGone drops errors about objects that have gone with a container that shared them: the next
-// list of devices is about to come.
+// IgnoreGone drops errors about objects that have gone. They went with a container, and a new list of
+// devices is about to come.
 func IgnoreGone(err error) error {
 	if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) || errors.Is(err, netdev.ErrNoNS) || errors.Is(err, errNoNAPI) {
 		return nil

@@ -8,9 +8,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// This file reads what plan.go needs, and changes nothing.
+// This file reads the state that plan.go needs. It changes nothing.
 
-// device is a device that is, or can be, polled on its own.
+// device is a device that has, or can have, NAPIs.
 type device struct {
 	ns    *netdev.NS
 	index int
@@ -19,7 +19,7 @@ type device struct {
 	tso   journal.Knob // at the host end of a container's veth; nil for an uplink
 }
 
-// receiveQueue is the CPU mask of one queue's RPS: the present one, and the operator's.
+// receiveQueue holds the RPS CPU mask of one queue: the present one and the operator's.
 type receiveQueue struct{ mask, given string }
 
 // lookAt reads the state of a device.
@@ -33,7 +33,7 @@ func (is *Isolator) lookAt(ns *netdev.NS, index int, name string) (device, error
 		knob := ns.RPS(index, q)
 		mask, err := knob.Read()
 		if q > 0 && errors.Is(err, journal.ErrGone) {
-			break // a veth is made with a queue for each CPU and uses one; sysfs shows only those in use
+			break // a veth has a queue for each CPU but uses one; sysfs shows only queues in use
 		}
 		if err != nil {
 			return d, err
@@ -43,7 +43,7 @@ func (is *Isolator) lookAt(ns *netdev.NS, index int, name string) (device, error
 	return d, nil
 }
 
-// planFor returns the plan for a thread and its place.
+// planFor returns the plan that puts a thread in its place.
 func (is *Isolator) planFor(t sched.Thread, at place) ([]journal.Setting, error) {
 	proc := is.cfg.Roots.Proc
 	slice, err := sched.Slice(proc, t).Read()
@@ -55,7 +55,7 @@ func (is *Isolator) planFor(t sched.Thread, at place) ([]journal.Setting, error)
 		return nil, err
 	}
 	if nice == sched.NoNice {
-		at.nice = "" // it is not in the fair class
+		at.nice = "" // the thread is not in the fair class
 	}
 	return append(placing(proc, is.cfg.Layout, t, at), pacing(proc, t, slice, at.nice)...), nil
 }

@@ -15,28 +15,28 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// The threads of the uplinks work for a container before its own thread does, in a group that
-// weighs as much as one container. So a flood, and bulk TCP, take time from others that the receiver
-// does not pay for. While they come in and the uplinks' CPUs have no time to spare, the receiver's quota,
-// and what its weight allows beside neighbours that go short, pay for that work as well: the uplinks
-// let only as many of its packets pass as it has time left for.
+// The uplinks' threads work for a container before its own thread does, in a cgroup that weighs as
+// much as one container. So a flood or bulk TCP takes time from others for which the receiver does not
+// pay. While it comes in and the uplinks' CPUs have no idle time, that work counts into the receiver's
+// quota, and into the time that its weight allows beside neighbours that go short: the uplinks let
+// pass only as many of its packets as it has time left for.
 
-// paceWindow is what the packets of one container cost in some time.
+// paceWindow holds the packets of one container in some time, and their cost.
 type paceWindow struct {
 	length  time.Duration
-	alone   uint64        // packets that came by queues whose thread it pays for,
-	arrived uint64        // packets that came by others of the uplinks,
-	passed  uint64        // and the part that was not dropped
-	own     time.Duration // of the container's tasks and threads; 0: it is not known
-	uplinks time.Duration // of their threads, for its packets
-	due     time.Duration // of own and uplinks together; 0: any
-	busy    bool          // the uplinks had no idle CPU time or, while a neighbour goes short, less than they worked
-	single  uint64        // of those that have reached it
-	super   uint64        // the same, of super-packets
-	much    bool          // a flood, or bulk
+	alone   uint64        // packets from queues that it owns
+	arrived uint64        // packets from other queues of the uplinks,
+	passed  uint64        // and the part of these that was not dropped
+	own     time.Duration // CPU time of the container's tasks and threads; 0: unknown
+	uplinks time.Duration // CPU time of the uplinks' threads for its packets
+	due     time.Duration // limit of own and uplinks together; 0: none
+	busy    bool          // the uplinks' CPUs had no idle time or, while a neighbour goes short, less than the uplinks worked
+	single  uint64        // single packets that reached it
+	super   uint64        // super-packets that reached it
+	much    bool          // the packets are a flood or bulk
 }
 
-// works returns for how many packets that passed the uplinks work as long as for all of these.
+// works returns the uplinks' work, in packets that pass. A dropped packet counts law.Dropped.
 func (w paceWindow) works() float64 {
 	return float64(w.passed) + law.Dropped*float64(w.arrived-w.passed)
 }
@@ -44,19 +44,19 @@ func (w paceWindow) works() float64 {
 // faster is the growth of a rate from one window to the next, while CPU time is left.
 const faster = 1 + 2*law.Least
 
-// paceControl decides how many packets of one container may pass the uplinks. The zero value lets
-// all pass.
+// paceControl decides how many packets of one container may pass the uplinks. The zero value lets all
+// packets pass.
 type paceControl struct{ rate float64 }
 
-// next counts one window and returns the rate from now on, in packets/s; 0 is any. Less than much is
-// not worth it, unless it is so because of the rate.
+// next counts one window and returns the rate from now on, in packets/s; 0: no limit. It limits only
+// traffic that is much, or that was already limited.
 func (c *paceControl) next(w paceWindow) float64 {
 	perSecond := func(n uint64) float64 { return float64(n) / w.length.Seconds() }
 	if w.own == 0 || w.length <= 0 || !w.much && c.rate == 0 {
 		c.rate = 0
 		return c.rate
 	}
-	fits := math.Inf(1) // the part of the packets
+	fits := math.Inf(1) // part of the packets for which there is time
 	if w.due > 0 && w.busy {
 		may := max(w.due, w.own+w.due/law.Most)
 		fits = float64(may) / float64(w.own+w.uplinks)
@@ -72,15 +72,15 @@ func (c *paceControl) next(w paceWindow) float64 {
 	return c.rate
 }
 
-// flow is a reading of one tenant.
+// flow is a reading of one tenant's counters.
 type flow struct {
 	at    time.Time
 	own   time.Duration
-	alone uint64 // packets that came by queues of its own
+	alone uint64 // packets from queues that it owns
 	drop.Counters
 }
 
-// count sets the packets of a window between two readings.
+// count sets the packets of the window between two readings.
 func (w *paceWindow) count(last, now flow) {
 	w.alone = now.alone - last.alone
 	w.arrived = now.Arrived - last.Arrived
@@ -89,26 +89,26 @@ func (w *paceWindow) count(last, now flow) {
 	w.single, w.super = now.Small-last.Small, now.Super-last.Super
 }
 
-// work is a reading of what the uplinks have done so far.
+// work is a reading of the uplinks' counters.
 type work struct {
 	at     time.Time
-	ran    map[container.Device]time.Duration // of their threads
-	others uint64                             // packets for nobody isolated
-	heavy  map[container.Device]time.Time     // worked for more than law.Least, within law.Window or when they began to rest
-	idle   map[int]time.Duration              // by CPU, if one is heavy
+	ran    map[container.Device]time.Duration // CPU time of their threads
+	others uint64                             // packets for no isolated container
+	heavy  map[container.Device]time.Time     // uplinks that worked more than law.Least within law.Window, or before they rested
+	idle   map[int]time.Duration              // by CPU; nil if no uplink is heavy
 }
 
-// uplinkWindow is what the uplinks did in some time.
+// uplinkWindow holds the work of the uplinks in some time.
 type uplinkWindow struct {
-	since     time.Time // zero: there was no reading before
+	since     time.Time // zero: no earlier reading
 	length    time.Duration
-	ran, idle time.Duration // of their threads, and of their CPUs
-	heavy     bool          // one works
+	ran, idle time.Duration // CPU time of their threads, idle time of their CPUs
+	heavy     bool          // at least one is heavy
 	busy      bool          // their CPUs had no idle time
-	others    uint64        // packets for nobody isolated
+	others    uint64        // packets for no isolated container
 }
 
-// pace limits the packets of each flooded tenant at the uplinks, and lets these rest.
+// pace limits the packets of each flooded tenant at the uplinks, and decides whether the uplinks rest.
 func (is *Isolator) pace(now time.Time) error {
 	last := is.worked
 	if is.host == nil || len(last.heavy) == 0 && now.Sub(last.at) < law.Window {
@@ -122,7 +122,7 @@ func (is *Isolator) pace(now time.Time) error {
 		return err
 	}
 	is.worked = w
-	if !is.around.at.IsZero() && now.Sub(is.around.at) > 2*law.Window { // that flood is over
+	if !is.around.at.IsZero() && now.Sub(is.around.at) > 2*law.Window { // the flood is over
 		is.forgetAround()
 	}
 	u := w.after(last, is.cpus())
@@ -142,8 +142,8 @@ func (is *Isolator) pace(now time.Time) error {
 	return errors.Join(err, is.deferPolls(now, rate))
 }
 
-// ranSince returns how long the threads of an uplink have run since an earlier reading; 0 if it did
-// not have them. They may have run before a rest.
+// ranSince returns how long the threads of an uplink have run since an earlier reading. It is 0 if that
+// reading lacks the uplink. The counter falls if a rest has replaced the threads.
 func (w work) ranSince(last work, key container.Device) time.Duration {
 	before, known := last.ran[key]
 	if !known {
@@ -152,15 +152,15 @@ func (w work) ranSince(last work, key container.Device) time.Duration {
 	return max(0, w.ran[key]-before)
 }
 
-// after returns what the uplinks did since an earlier reading. Their packets are worked for on these
-// CPUs; none is any.
+// after returns the work of the uplinks since an earlier reading. cpus are the CPUs that handle their
+// packets; empty: all.
 func (w work) after(last work, cpus []int) uplinkWindow {
 	u := uplinkWindow{since: last.at, length: w.at.Sub(last.at), heavy: len(w.heavy) > 0, others: w.others - min(w.others, last.others)}
 	for key := range w.ran {
 		u.ran += w.ranSince(last, key)
 	}
 	if last.idle == nil || w.idle == nil {
-		u.idle = u.length // it is not known
+		u.idle = u.length // unknown
 		return u
 	}
 	for cpu, idle := range w.idle {
@@ -176,14 +176,14 @@ func (u uplinkWindow) perSecond(packets uint64) float64 {
 	return float64(packets) / max(u.length.Seconds(), time.Millisecond.Seconds())
 }
 
-// bulk reports whether the threads have worked much for packets, and most of these are super-packets.
-// That single ones take as much may be the switches: see rest.go.
+// bulk reports whether the uplinks' threads have worked much for packets that are mostly super-packets.
+// If single packets take as much time, it may go into context switches: see rest.go.
 func (u uplinkWindow) bulk(w paceWindow) bool {
 	return float64(w.uplinks) >= law.Most*law.Least*float64(u.length) && w.super > w.single
 }
 
-// paceTenants limits the packets of each flooded tenant, and reports whether there is one. all is what
-// came in for all of them, and for others.
+// paceTenants limits the packets of each flooded tenant, and reports whether there is one. all holds
+// the packets of all tenants and all others.
 func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (all paceWindow, paced bool, err error) {
 	all = paceWindow{arrived: u.others, passed: u.others, uplinks: u.ran}
 	windows := make(map[*isolation]paceWindow)
@@ -211,8 +211,8 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (all paceWindow, 
 	return all, paced, err
 }
 
-// paced counts a window of one tenant, in which the uplinks brought all of these, and returns how many
-// packets/s pass from now on.
+// paced counts a window of one tenant and returns the rate that passes from now on, in packets/s. all
+// holds the packets of all tenants in the window.
 func (s *isolation) paced(w, all paceWindow, u uplinkWindow, flood uint64) float64 {
 	w.uplinks = time.Duration(float64(u.ran) * w.works() / max(1, all.works()+float64(u.others)))
 	s.took += w.own + w.uplinks
@@ -221,7 +221,7 @@ func (s *isolation) paced(w, all paceWindow, u uplinkWindow, flood uint64) float
 	return s.pacing.next(w)
 }
 
-// counting calls do for each tenant whose packets are counted. It goes on after an error.
+// counting calls do for each tenant with packet counters. It continues after an error.
 func (is *Isolator) counting(do func(*isolation) error) error {
 	var errs []error
 	for _, s := range is.isolated {
@@ -232,7 +232,7 @@ func (is *Isolator) counting(do func(*isolation) error) error {
 	return errors.Join(errs...)
 }
 
-// work reads what the uplinks have done so far.
+// work reads the uplinks' counters.
 func (is *Isolator) work(now time.Time) (w work, err error) {
 	last := is.worked
 	w = work{at: now, ran: make(map[container.Device]time.Duration), heavy: make(map[container.Device]time.Time)}
@@ -267,7 +267,7 @@ func (is *Isolator) work(now time.Time) (w work, err error) {
 	return w, err
 }
 
-// cpus returns the CPUs that operators have steered the heavy uplinks to; none is any.
+// cpus returns the CPUs to which the operator's RPS steers the heavy uplinks; empty: all.
 func (is *Isolator) cpus() (list []int) {
 	for key, u := range is.host.devices {
 		if _, heavy := is.worked.heavy[key]; !heavy {
@@ -281,8 +281,8 @@ func (is *Isolator) cpus() (list []int) {
 	return list
 }
 
-// flows completes a window of one tenant, which began at since, by its packets; its own time stays 0
-// unless it may have to be paced.
+// flows fills in the packets of a tenant's window, which began at since. It fills in the tenant's own
+// time only if an uplink is heavy, since only then the tenant may have to be paced.
 func (is *Isolator) flows(s *isolation, since, now time.Time, heavy bool, w *paceWindow) error {
 	c, err := s.drops.Counters()
 	if err != nil {
@@ -310,7 +310,7 @@ func (is *Isolator) flows(s *isolation, since, now time.Time, heavy bool, w *pac
 	return err
 }
 
-// dueIn returns the CPU time that a tenant may take in a window; 0 is any.
+// dueIn returns the CPU time that a tenant may take in a window; 0: no limit.
 func (s *isolation) dueIn(length time.Duration) time.Duration {
 	cpus := s.quota
 	if cpus == 0 || s.due > 0 && s.due < cpus {
@@ -322,7 +322,7 @@ func (s *isolation) dueIn(length time.Duration) time.Duration {
 	return max(1, time.Duration(cpus*float64(length)))
 }
 
-// ranOf returns the time that the tasks and threads of a tenant have run; 0 if it is not known.
+// ranOf returns the CPU time of a tenant's tasks and threads; 0: unknown.
 func (is *Isolator) ranOf(s *isolation) (time.Duration, error) {
 	dir := s.payer.TenantUsageGroup()
 	if dir == "" {
@@ -332,7 +332,7 @@ func (is *Isolator) ranOf(s *isolation) (time.Duration, error) {
 	if err != nil || is.v2() {
 		return sum, err
 	}
-	for _, t := range s.threads { // they are in another hierarchy
+	for _, t := range s.threads { // the cgroup v2 usage lacks threads in a v1 hierarchy
 		used, err := sched.UsageOf(is.cfg.Roots.Proc, t.Thread)
 		if err != nil {
 			return 0, err

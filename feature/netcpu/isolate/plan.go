@@ -11,15 +11,15 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// This file makes plans from what look.go has read, without access to the host.
+// This file makes plans from the state that look.go has read, without access to the host.
 
-// polling makes each packet of a device pass the device's own NAPI. Polling in threads comes later;
-// see threads.
+// polling plans the settings that make each packet of a device pass the device's own NAPI. The method
+// threads then makes threads poll it.
 //
-// A veth does that only if GRO is on at the receiving end and TSO off at the sending one (veth.c:
-// veth_gro_requested, veth_skb_is_eligible_for_gro). RPS and RFS would hand the packets on to a softirq.
+// The packets of a veth do so only if GRO is on at the receiving end and TSO off at the sending end
+// (veth.c: veth_gro_requested, veth_skb_is_eligible_for_gro). RPS and RFS would pass them to a softirq.
 //
-// For super-packets TSO is what it was before, which may have been partly on, or off: see setShape.
+// For super-packets TSO keeps its earlier value, which may be on, partly on or off: see setShape.
 func (d device) polling(s shape) (plan []journal.Setting) {
 	if d.tso != nil {
 		plan = append(plan, journal.Setting{Knob: d.ns.Offload(d.index, netdev.GRO), Value: netdev.GRO.On()})
@@ -33,8 +33,8 @@ func (d device) polling(s shape) (plan []journal.Setting) {
 	return plan
 }
 
-// steered returns the CPUs of all receive queues' RPS together, as set by the operator; none if RPS
-// is off for one of them, which then works at its interrupt.
+// steered returns the union of the CPUs in the operator's RPS masks of all receive queues. It returns
+// none if RPS is off for a queue, because that queue runs on the CPU of its interrupt.
 func (d device) steered() (all []int, err error) {
 	for _, q := range d.rps {
 		cpus, err := netdev.MaskCPUs(q.given)
@@ -49,24 +49,24 @@ func (d device) steered() (all []int, err error) {
 
 // place is where threads run.
 type place struct {
-	group  string // of the cpu controller
+	group  string // cgroup of the cpu controller
 	child  bool   // group is one of ours, and may have to be made
-	cpuset string // of the cpuset controller, to follow its owner's changes; "": none
-	nice   string // among the tasks of the group; "" leaves it
+	cpuset string // cgroup of the cpuset controller, so that its owner's changes apply; "": none
+	nice   string // nice value among the tasks of the group; "": unchanged
 
-	// cpus are the CPUs of RPS, which is off while threads poll; without this they would run
-	// anywhere. If there are none, or all are offline, which RPS passes over, the threads may use
+	// cpus are the CPUs of the operator's RPS, which is off while threads poll: the threads stay on
+	// these CPUs instead. If there are none, or all are offline, which RPS ignores, the threads may use
 	// all CPUs.
 	cpus []int
 }
 
-// making makes a group for threads.
+// making plans a cgroup for threads.
 //
-// On v2 it is frozen before threads come, which does not affect kernel threads. But it counts as
-// frozen from then on: a group that is frozen only with the one above it, while kernel threads are
-// in it, never does (kernel/cgroup/freezer.c, cgroup_update_frozen), and neither does the group
-// above, if its own processes are in children too, as with a systemd or an engine in a container. A
-// waiter, such as docker pause, would give up.
+// On v2 it freezes the cgroup before threads enter, which does not stop kernel threads. The cgroup
+// then counts as frozen. A cgroup that holds kernel threads never becomes frozen when its parent is
+// frozen later (kernel/cgroup/freezer.c, cgroup_update_frozen). Nor does the parent, if its processes
+// are in children too, as with a systemd or an engine in a container: docker pause would wait in
+// vain.
 func making(group string, l cgroup.Layout) []journal.Setting {
 	plan := []journal.Setting{{Knob: cgroup.Group(group), Value: cgroup.Present}}
 	if l.CPU == l.V2 {
@@ -75,13 +75,13 @@ func making(group string, l cgroup.Layout) []journal.Setting {
 	return plan
 }
 
-// pollSlice is the slice of a thread that polls: the kernel's shortest. The thread then runs before
-// packets in its queue are old, or have kept a sender on this host waiting; its share of the CPU is
-// the same. docs/measured.md has the measurement.
+// pollSlice is the time slice of a thread that polls, the kernel's shortest. The thread then runs
+// before packets in its queue are old or delay a sender on this host. Its share of the CPU is the
+// same. docs/measured.md has the measurement.
 const pollSlice = 100 * time.Microsecond
 
-// pacing sets how a thread takes its turns. slice is its present value, which shows whether the
-// kernel can set it; nice is the wanted value, or "" to leave it.
+// pacing plans the time slice and the nice value of a thread. slice is the present slice, which shows
+// whether the kernel supports slices. nice is the wanted nice value; "" leaves it unchanged.
 func pacing(proc string, t sched.Thread, slice, nice string) (plan []journal.Setting) {
 	if slice != sched.NoSlice {
 		plan = append(plan, journal.Setting{Knob: sched.Slice(proc, t), Value: sched.FormatSlice(pollSlice)})
@@ -92,7 +92,7 @@ func pacing(proc string, t sched.Thread, slice, nice string) (plan []journal.Set
 	return plan
 }
 
-// placing moves a thread to its place. steering then chooses among its CPUs.
+// placing plans the move of a thread to the cgroups of its place.
 func placing(proc string, l cgroup.Layout, t sched.Thread, at place) (plan []journal.Setting) {
 	if at.child {
 		plan = making(at.group, l)
@@ -104,7 +104,7 @@ func placing(proc string, l cgroup.Layout, t sched.Thread, at place) (plan []jou
 	return plan
 }
 
-// steering keeps a thread that may run on the CPUs of may on the ones that are also in cpus.
+// steering plans to keep a thread, which may run on the CPUs in may, on those that are also in cpus.
 func steering(affinity journal.Knob, may, cpus []int) []journal.Setting {
 	want := slices.DeleteFunc(slices.Clone(cpus), func(c int) bool { return !slices.Contains(may, c) })
 	if len(want) == 0 || len(want) == len(may) {
@@ -113,11 +113,11 @@ func steering(affinity journal.Knob, may, cpus []int) []journal.Setting {
 	return []journal.Setting{{Knob: affinity, Value: cgroup.FormatCPUs(want)}}
 }
 
-// usualShares is the weight of an ordinary group, in the unit of cpu.shares, which weights here use
+// usualShares is the default weight of a cgroup in units of cpu.shares, which all weights here use
 // (kernel/sched/core.c).
 const usualShares = 1024
 
-// pays returns the group that pays for threads at a place.
+// pays returns the cgroup that pays for threads at a place.
 func (at place) pays() string {
 	if at.child {
 		return filepath.Dir(at.group)

@@ -26,12 +26,12 @@ const (
 	glance     = int(0.2 / plantStep) // steps
 )
 
-// plant is a model of a host, in steps of 10 ms, whose packets are decided about by the code of the
-// product. Softirqs come first and interrupt whoever runs, who is charged for them. The rest of a CPU
-// is divided by weight, in which a group's weight is divided by load between CPUs, and quotas hold
-// tasks and threads. A thread of an uplink runs where most time is left, unless its operator steered
-// it to some. There is no price of a switch and no latency below a step: the model cannot tell what
-// turns, rests and deferred polls are worth, only what they cost others.
+// plant is a model of a host in steps of 10 ms. The product's code decides about its packets. Softirqs
+// run first, and the task that they interrupt is charged for them. The rest of a CPU is divided by
+// weight, and a group's weight is divided between CPUs by load. Quotas throttle tasks and threads. An
+// uplink's thread runs on the CPU with the most time left, unless its operator has steered it. A
+// context switch is free, and there is no latency below a step. So the model shows what turns, rests
+// and deferred polls cost others, but not what they gain.
 type plant struct {
 	plantHost
 	ideal  bool    // each packet's work is done by its receiver's group, by magic,
@@ -400,7 +400,7 @@ func (p *plant) reading() account.Reading {
 	return r
 }
 
-// choose decides who pays.
+// choose decides which containers pay.
 func (p *plant) choose() {
 	of := make([]policy.Target, len(p.tenants))
 	for i := range of {
@@ -462,7 +462,7 @@ func (p *plant) bound() {
 	p.rests.next(restWindow{length: u.length, idle: u.idle, ran: u.ran, flood: flood})
 }
 
-// lookAround finds out what is due to each, once a second.
+// lookAround computes the CPU time due to each container, once a second.
 func (p *plant) lookAround() {
 	length := seconds(p.now() - p.lookAt)
 	if length < law.Window {
@@ -481,7 +481,7 @@ func (p *plant) lookAround() {
 	for i := range p.tenants {
 		t := &p.tenants[i]
 		took, others := t.is.took, slices.Clone(short)
-		others[i].weight = 0 // it is no neighbour of its own
+		others[i].weight = 0 // a container is not its own neighbour
 		t.is.took, t.is.due = 0, due(took, uint64(t.weight), others).Seconds()/length.Seconds()
 	}
 }

@@ -29,18 +29,18 @@ const (
 	floodsEnd      = "13 s after the last packet nobody pays or is held back, and no uplink rests"
 )
 
-// plantLaws is on how many of 1,000 hosts each law may be broken. Where that is not 0 the law does not
-// hold yet: it is what is broken today, and a little more for other seeds and for floating point
-// elsewhere.
+// plantLaws has the number of hosts, of 1,000, that may break each law. A law with a number above 0
+// does not hold yet: the number is today's, and a little more for other seeds and for floating point on
+// other machines.
 //
-//   - Small loads pay while they rob together, and each costs too little to go on: loadsSettle.
-//   - A victim with a duty cycle waits, or does not, and the rate follows it; so it does where others'
-//     floods come and go: ratesSettle.
-//   - A window that a neighbour begins to pay in bills its packets by those that come later, too:
-//     nobodyOverpays.
-//   - A quota leaves the uplinks a quarter of it beside what its receiver uses up, and what is due by
-//     weight is compared with tenants on any CPU: nobodySlowed, on a few hosts nobodyHalved. Where
-//     nobody pays yet, 3 % of a CPU is 15 % of a quota of a fifth: idleCPUsHelp, too.
+//   - loadsSettle: small loads pay while they rob together, but each costs too little to keep paying.
+//   - ratesSettle: the rate follows a victim with a duty cycle, which waits by turns, and floods of
+//     others that come and go.
+//   - nobodyOverpays: a window in which a neighbour begins to pay bills its packets by later packets,
+//     too.
+//   - nobodySlowed, and nobodyHalved on a few hosts: the uplinks may use a quarter of a quota that its
+//     receiver has used up, and the time due by weight compares with tenants on any CPU. Before a
+//     culprit pays, 3 % of a CPU is 15 % of a quota of a fifth: idleCPUsHelp, too.
 var plantLaws = map[string]float64{
 	bystandersFree: 0, loadsSettle: 14, ratesSettle: 27, nobodyOverpays: 13, nobodyHalved: 3, nobodySlowed: 80, idleCPUsHelp: 4, floodsEnd: 0,
 }
@@ -70,7 +70,7 @@ func TestPlant(t *testing.T) {
 	}
 }
 
-// Hosts of which an earlier law was unfair to somebody.
+// Hosts on which an earlier law was unfair to a container.
 func TestPlantCases(t *testing.T) {
 	// A victim computes on a CPU, for half of each of these times; 0: always.
 	victim := func(cpu int, each float64) plantTenant {
@@ -193,9 +193,9 @@ func showHost(t *testing.T, h plantHost) {
 	}
 }
 
-// ideally makes two hosts that isolate perfectly: each packet's work is done by its receiver's group,
-// and an uplink's is done there as well, or by nobody. The weight of the receiver's group is divided
-// differently then: each may be fair.
+// ideally makes two hosts that isolate perfectly. The receiver's group does the work of each packet. On
+// one host it also does the uplinks' work, on the other no group does that work. The two divide the
+// weight of the receiver's group differently, and either may be fair.
 func ideally(h plantHost) []*plant {
 	paid, gone := newPlant(h), newPlant(h)
 	paid.ideal, gone.ideal, gone.uplink = true, true, 0

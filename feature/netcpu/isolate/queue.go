@@ -13,19 +13,19 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// queue is a receive queue of an uplink with a polling thread of its own. While it serves a single
-// container, by RSS, ntuple rules or other steering before the host, that thread lives in the
-// container's cgroup: then the work before the container is charged exactly, too (Iron's queue per
-// container, without asking the hardware for it).
+// queue is a receive queue of an uplink that one thread polls. RSS, ntuple rules or steering before
+// the host may make it serve a single container. Its thread then moves into the container's cgroup, so
+// the work before the container is charged exactly, too. This is Iron's queue per container, without
+// a request to the hardware.
 type queue struct {
-	napi    int // the id of its NAPI, which the packets carry too
+	napi    int // its NAPI ID, which packets carry too
 	thread  sched.Thread
 	control queueControl
 	last    drop.Queue // the counters at the last look
 }
 
-// countQueues starts counting for the queues of a device that threads poll. A NAPI without a
-// receive queue brings no packets, and is never given.
+// countQueues starts to count the packets of a device's queues that threads poll. A NAPI without a
+// receive queue brings no packets, so it never gets an owner.
 func (is *Isolator) countQueues(ns *netdev.NS, index int, threads []thread) ([]*queue, error) {
 	napis, err := ns.NAPIs(index)
 	if errors.Is(err, netdev.ErrNoNAPIList) {
@@ -38,7 +38,7 @@ func (is *Isolator) countQueues(ns *netdev.NS, index int, threads []thread) ([]*
 	for _, napi := range napis {
 		i := slices.IndexFunc(threads, func(t thread) bool { return t.TID == napi.Thread })
 		if i < 0 {
-			continue // made since the threads were placed
+			continue // newer than the placement of the threads
 		}
 		if err := is.cfg.Drop.CountQueue(napi.ID); err != nil {
 			return list, err
@@ -48,7 +48,7 @@ func (is *Isolator) countQueues(ns *netdev.NS, index int, threads []thread) ([]*
 	return list, nil
 }
 
-// Glance adapts to what cannot wait for the end of a window: the owners of the uplinks' queues.
+// Glance does what cannot wait for the end of a window: it assigns the uplinks' queues and paces floods.
 func (is *Isolator) Glance(now time.Time) error {
 	if is.cfg.Drop == nil {
 		return nil // nothing is counted
@@ -58,7 +58,7 @@ func (is *Isolator) Glance(now time.Time) error {
 	return errors.Join(is.assignQueues(length), is.pace(now))
 }
 
-// assignQueues assigns each queue to the receiver of its packets in the last window.
+// assignQueues decides the owner of each queue from its packets since the last glance.
 func (is *Isolator) assignQueues(length time.Duration) error {
 	if is.host == nil {
 		return nil
@@ -93,37 +93,37 @@ func (is *Isolator) assignQueue(u *uplinkDevice, q *queue, w queueWindow) error 
 		return nil
 	}
 	if owner == nobody {
-		q.control = before // so that the next window tries again
+		q.control = before // the next glance tries again
 		return err
 	}
-	// It may have been moved in only one hierarchy. It then gets no owner, or others' packets would
-	// wait for this one's share of the CPU.
+	// The thread may have moved in only one hierarchy. Move it back, or others' packets would wait for
+	// the owner's share of the CPU.
 	if back := is.giveQueue(u, q, nobody); back != nil {
-		return errors.Join(err, back) // until the owner ends, or loses it
+		return errors.Join(err, back) // the owner keeps the queue until it ends or loses it
 	}
 	q.control = newQueueControl()
 	return err
 }
 
-// giveQueue moves the thread of a queue to the tenant in a slot. For nobody, and for a tenant that
-// has gone, it moves the thread back to the uplinks.
+// giveQueue moves the thread of a queue to the tenant with a slot. If no tenant has the slot, it moves
+// the thread back to the uplinks.
 //
-// The host owns the changes, as the queue outlives the container. A thread that has ended has no
-// owner: its device has recreated its queues.
+// The host owns the changes, because the queue outlives the container. A thread that has ended is no
+// error: its device has recreated its queues.
 func (is *Isolator) giveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 	s := is.owner(slot)
 	if s == nil {
 		return IgnoreGone(is.move(q.thread, u.at, is.owns(0)))
 	}
 	at := s.at
-	at.child = false // it exists, and its entry is the container's
+	at.child = false // the child exists, and the container owns its entry
 	at.nice = ""
-	steered := sched.Affinity(is.cfg.Roots.Proc, q.thread).Ref() // the container's CPUs apply now
+	steered := sched.Affinity(is.cfg.Roots.Proc, q.thread).Ref() // undone: the container's cpuset applies
 	return IgnoreGone(errors.Join(is.restore(func(e journal.Entry) bool { return e.Ref == steered }), is.move(q.thread, at, is.owns(0))))
 }
 
-// owner returns the tenant in a slot if it pays for the threads of its queues, else nil: one that may
-// have none pays for none, whatever its packets have earned it.
+// owner returns the tenant with a slot, or nil if there is none or it may not own queues. Such a tenant
+// pays for no queue thread, even if its packets have earned it a queue.
 func (is *Isolator) owner(slot uint32) *isolation {
 	for _, s := range is.isolated {
 		if s.drops != nil && s.drops.Slot == slot && s.queues {
@@ -133,10 +133,10 @@ func (is *Isolator) owner(slot uint32) *isolation {
 	return nil
 }
 
-// allowQueues checks whether a tenant benefits from queues of its own while its container has a quota,
-// in CPUs (0: none), and kernel threads are not throttled: these use that up without limit, and leave
-// the container's own tasks nothing. One more of them, on a CPU of its own, is too many; if all are on
-// one CPU the weight divides that among them. A tenant that may have none loses its queues, and has to
+// allowQueues decides whether a tenant may own queues. quota is what Weigh returns, in CPUs; 0: none.
+// Kernel threads that are not throttled use up a quota without limit and leave nothing for the
+// container's tasks. Another such thread, on another CPU, would be too many. If all are on one CPU, the
+// weight divides it between threads and tasks. A tenant that may not own queues loses them, and has to
 // earn them again.
 func (is *Isolator) allowQueues(s *isolation, c container.Container, quota float64) error {
 	may := quota == 0
@@ -157,7 +157,7 @@ func (is *Isolator) allowQueues(s *isolation, c container.Container, quota float
 	return nil
 }
 
-// takeQueues takes back the queues of a tenant, for example because its cgroup is about to go.
+// takeQueues takes back the queues of a tenant, for example before its cgroup goes.
 func (is *Isolator) takeQueues(s *isolation) error {
 	if is.host == nil || s.drops == nil {
 		return nil

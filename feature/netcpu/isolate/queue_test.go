@@ -41,7 +41,7 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 	if err != nil || len(threads) != 1 {
 		t.Fatalf("threads %v, %v", threads, err)
 	}
-	// A device may have threads that no list of NAPIs has: those that only send.
+	// A device may have threads of NAPIs that only send, which no list of NAPIs has.
 	must(t, ns.Offload(other, netdev.GRO).Write(netdev.GRO.On()))
 	more, err := is.threads(device{ns: ns, index: other, name: "flta"}, is.owns(0))
 	must(t, err)

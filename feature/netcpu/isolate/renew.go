@@ -13,11 +13,11 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// renew places threads again if a device has new ones, or others have changed what they have. A link
-// that goes down and up, GRO that is switched off and on, and most drivers on reconfiguration replace a
-// NAPI: its new thread starts in the root group. A container can do so at its own devices at any time.
-// The next window sees the end of the old thread; an added queue does not affect the others, and takes
-// law.Calm, as does a changed quota.
+// renew places threads again if a device has new threads or another process has changed our settings.
+// A link that goes down and up, GRO that is switched off and on, and a reconfiguration in most drivers
+// replace a NAPI: its new thread starts in the root cgroup. A container can cause that at its own
+// devices at any time. The next window sees that the old thread has ended. renew finds an added queue,
+// which does not affect the others, or a changed quota within law.Calm.
 func (is *Isolator) renew() error {
 	changed, err := is.changed()
 	errs := []error{err}
@@ -34,8 +34,8 @@ func (is *Isolator) renew() error {
 	return errors.Join(append(errs, is.RenewUplinks(slices.Contains(changed, is.by(0))))...)
 }
 
-// changed returns the owners of what others have changed. Nothing tells of threads and of what is held; offloads,
-// which take long to read, are part of a device that has changed.
+// changed returns the owners of settings that others have changed. No event reports a change of a thread
+// or of a held file. Offloads are slow to read, so they are read only when a device has changed.
 func (is *Isolator) changed() ([]journal.Owner, error) {
 	if is.Idle() {
 		return nil, nil
@@ -59,7 +59,7 @@ func (is *Isolator) changed() ([]journal.Owner, error) {
 	return append(by, is.held.changed()...), err
 }
 
-// RenewUplinks is renew for the uplinks; again: also for what has not changed.
+// RenewUplinks places the threads of uplinks again; with again, also those that have not changed.
 func (is *Isolator) RenewUplinks(again bool) error {
 	if is.host == nil || is.resting.rests {
 		return nil
@@ -73,11 +73,11 @@ func (is *Isolator) RenewUplinks(again bool) error {
 	return errors.Join(errs...)
 }
 
-// live reports whether there are threads, and all still exist. It is far cheaper than listing the
-// NAPIs in a tenant's namespace.
+// live reports whether there are threads and all of them still exist. It is far cheaper than a list of
+// the NAPIs in a tenant's namespace.
 func live(proc string, threads []thread) bool {
 	return len(threads) > 0 && !slices.ContainsFunc(threads, func(th thread) bool {
-		// The number may be another thread's by now.
+		// Another thread may have the TID by now.
 		now, err := sched.Find(proc, th.TID)
 		return err != nil || now != th.Thread
 	})
@@ -99,7 +99,7 @@ func (is *Isolator) renewTenant(s *isolation, again bool) error {
 		}
 		again = again || err == nil && !same
 	}
-	if again { // the next window tries again without the threads of a device that fails
+	if again { // a device that fails has no thread in s.threads, so the next window tries again
 		s.threads, err = is.bringVeths(ns, s.payer, s.control.shape, s.at)
 	}
 	return err
@@ -128,12 +128,12 @@ func (is *Isolator) renewUplink(key container.Device, u *uplinkDevice, again boo
 	if err := is.forgetQueuesOf(u); err != nil {
 		return err
 	}
-	// On failure the device, as known now, differs in the next window too.
+	// If claim fails, the known threads still differ in the next window.
 	return is.claim(uplink.Uplink{Key: key, Link: l, NS: ns, Path: u.path})
 }
 
-// stillPoll reports whether the placed threads live, and each listed NAPI of a device has one of them.
-// A device that is down has none to place.
+// stillPoll reports whether the placed threads live and each listed NAPI of the device has one of them.
+// It is also true for a device that is down, which has no threads to place.
 func (is *Isolator) stillPoll(ns *netdev.NS, index int, threads []thread) (bool, error) {
 	napis, err := ns.NAPIs(index)
 	listed := !errors.Is(err, netdev.ErrNoNAPIList)

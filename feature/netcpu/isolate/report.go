@@ -25,8 +25,7 @@ func (is *Isolator) Samples(to []feature.Sample) []feature.Sample {
 	return to
 }
 
-// kthreads appends the time of threads, summed by device. It leaves out a thread that has ended
-// with its device and its container.
+// kthreads appends the CPU time of threads, summed by device. It omits threads that have ended.
 func (is *Isolator) kthreads(to []feature.Sample, id container.ID, threads []thread) []feature.Sample {
 	sum := make(map[string]float64)
 	for _, t := range threads {

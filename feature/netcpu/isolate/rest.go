@@ -11,25 +11,25 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// Threads of the uplinks help where an idle CPU takes them, where a container pays for one as its
-// queue's, and in a flood or bulk TCP that is held back. Where all CPUs compute, and a server's
-// requests share a queue, they only add switches, and take their turns from everybody: then the uplinks
-// rest, and softirqs poll as without us.
+// Threads of the uplinks help if an idle CPU can run them, if a container owns a queue, or in a flood
+// or bulk TCP that is held back. If all CPUs compute and the requests of several servers share a queue,
+// threads only add context switches and take turns from all containers. Then the uplinks rest, and
+// softirqs poll them as without us.
 
-// restWindow is what the uplinks did in some time.
+// restWindow holds the work of the uplinks in some time.
 type restWindow struct {
 	length        time.Duration
-	ran, idle     time.Duration // of their threads, and of their CPUs
-	single, super uint64        // packets for those isolated
-	flood         bool          // as much comes in as is held back
-	owned         bool          // a container pays for a queue
+	ran, idle     time.Duration // CPU time of their threads, idle time of their CPUs
+	single, super uint64        // packets for isolated containers
+	flood         bool          // a flood or bulk TCP comes in, which may be held back
+	owned         bool          // a container owns a queue
 }
 
-// restControl decides whether the uplinks rest. The zero value is that they do not.
+// restControl decides whether the uplinks rest. With the zero value they do not.
 type restControl struct {
 	rests  bool
-	lasts  time.Duration // of the rest, or of traffic that asks for it
-	second restWindow    // the present one
+	lasts  time.Duration // duration of the rest, or of traffic that asks for it
+	second restWindow    // the present second
 }
 
 // next counts one window and reports whether the uplinks rest from now on.
@@ -57,7 +57,7 @@ func (c *restControl) next(w restWindow) bool {
 	return c.rests
 }
 
-// rest lets softirqs poll the uplinks, or threads again.
+// rest makes softirqs or threads poll the uplinks.
 func (is *Isolator) rest(w restWindow) error {
 	before := is.resting
 	for _, u := range is.host.devices {
@@ -67,7 +67,7 @@ func (is *Isolator) rest(w restWindow) error {
 		return nil
 	}
 	if before.rests {
-		return is.RenewUplinks(false) // which each window repeats
+		return is.RenewUplinks(false) // each window repeats it
 	}
 	err := is.forgetQueues()
 	for _, u := range is.host.devices {

@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// Follow adapts to the window that ends now.
+// Follow adapts to the traffic of the window that ends now.
 func (is *Isolator) Follow(now time.Time) error {
 	err := errors.Join(is.renew(), kernel.Tidy(is.cfg.Roots, is.vacated.next()))
 	if is.cfg.Drop == nil {
@@ -44,16 +44,16 @@ func (is *Isolator) reshape(s *isolation, w window) error {
 		return nil
 	}
 	if err := is.setShape(s, want); err != nil && !errors.Is(err, journal.ErrGone) {
-		s.control = before // so that the next window tries again
+		s.control = before // the next window tries again
 		return err
 	}
 	return nil
 }
 
-// setShape switches TSO at the host ends of a tenant's devices off, or back to what it was. It depends on
-// nothing that the container can change.
+// setShape switches TSO at the host ends of a tenant's devices off, or restores it. It depends on no
+// setting that the container can change.
 func (is *Isolator) setShape(s *isolation, to shape) error {
-	// While the ring is not in use it must cause no drops: so the count ends first, or starts last.
+	// The ring must not cause drops while it is unused: so its count ends first, or starts last.
 	if to == super {
 		if err := s.drops.UseRing(false); err != nil {
 			return err
@@ -78,8 +78,8 @@ func (is *Isolator) setShape(s *isolation, to shape) error {
 	return s.drops.UseRing(true)
 }
 
-// switchedOff matches TSO at the host ends of a tenant's devices where it is off because of us. If it
-// was off before, super-packets are not possible.
+// switchedOff matches the entries of TSO that we switched off at the host ends of a tenant's devices.
+// If TSO was off before, there is no entry, and super-packets are not possible.
 func (is *Isolator) switchedOff(s *isolation) func(journal.Entry) bool {
 	return func(e journal.Entry) bool {
 		return e.Owner == is.by(s.payer.ID) && e.Ref.Kind == netdev.KindOffload && strings.HasSuffix(e.Ref.Object, "/"+string(netdev.TSO))

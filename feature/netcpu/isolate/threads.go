@@ -18,18 +18,18 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// How long threadsByName waits for the names of new threads: if an older kernel may have kept
-// threads, and if not.
+// threadsByName waits keptWait for the names of new threads if an older kernel may have kept threads,
+// otherwise namedWait.
 const (
 	keptWait  = 50 * time.Millisecond
 	namedWait = 2 * time.Second
 )
 
-// errNoNAPI means that a device does not poll, for example because it is on its way out.
+// errNoNAPI means that a device has no NAPI, for example because it is being removed.
 var errNoNAPI = errors.New("has no napi")
 
-// bring carries out a plan that makes a device poll, has it do so in threads, and places them. The
-// threads exist only then, so that their places are a second plan.
+// bring carries out a plan that makes a device poll, makes threads poll it, and places the threads.
+// Their places are a second plan, because the threads exist only then.
 func (is *Isolator) bring(d device, plan []journal.Setting, at place, as owned) (list []thread, err error) {
 	if err := is.turn(plan, as); err != nil {
 		return nil, err
@@ -55,16 +55,16 @@ func (is *Isolator) bring(d device, plan []journal.Setting, at place, as owned) 
 	return list, nil
 }
 
-// bringVeths brings the devices and threads of a tenant in place for c, and undoes what was turned for c
-// and is wanted no more: most of that is of devices that have gone, since a runtime has disconnected
-// the container from a network, or of a cgroup that the container was moved away from. It goes on after
-// an error. That devices have gone is one only if there is no other.
+// bringVeths sets up the devices and threads of a tenant for c. It then undoes earlier changes for c
+// that are no longer wanted: most concern devices that went when a runtime disconnected the container
+// from a network, or a cgroup that the container has left. It continues after an error. It returns
+// errors about devices that have gone only if there is no other error.
 func (is *Isolator) bringVeths(ns *netdev.NS, c container.Container, s shape, at place) (threads []thread, err error) {
 	var failed, gone []error
 	mine := is.owns(c.ID)
 	for _, dev := range c.Interfaces {
 		if !dev.HasHostEnd() {
-			continue // the device below a macvlan polls it, together with the packets of all others
+			continue // the device below a macvlan polls for all its macvlans
 		}
 		polling, err := is.bringVeth(ns, dev, s, at, mine)
 		switch {
@@ -86,7 +86,7 @@ func (is *Isolator) bringVeths(ns *netdev.NS, c container.Container, s shape, at
 	return threads, cmp.Or(err, errors.Join(gone...))
 }
 
-// bringVeth is bring for a device of a container.
+// bringVeth calls bring for a device of a container.
 func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, at place, as owned) ([]thread, error) {
 	d, err := is.lookAt(ns, dev.Index, dev.Name)
 	if err != nil {
@@ -131,7 +131,8 @@ func (d device) threaded() journal.Setting {
 	return journal.Setting{Knob: d.ns.Threaded(d.index), Value: "1"}
 }
 
-// threads turns the knob and returns the threads, one for each NAPI; of Plan these may not exist yet.
+// threads makes threads poll a device and returns them, one for each NAPI. In a dry run they may not
+// exist yet.
 func (is *Isolator) threads(d device, as owned) ([]sched.Thread, error) {
 	plan := []journal.Setting{d.threaded()}
 	_, err := d.ns.NAPIs(d.index)
@@ -164,15 +165,15 @@ func (is *Isolator) threads(d device, as owned) ([]sched.Thread, error) {
 		return nil, fmt.Errorf("%s %w", d.name, errNoNAPI)
 	}
 	if d.tso != nil || len(threads) == 0 {
-		return threads, nil // a veth has no other
+		return threads, nil // a veth has no unlisted threads
 	}
 	unlisted, err := is.unlisted(d.name, threads[0])
 	return append(threads, unlisted...), err
 }
 
-// unlisted returns the threads of a device whose NAPIs only send, as those of virtio: they have no id,
-// and netlink leaves them out (net/core/netdev-genl.c, netdev_nl_napi_fill_one). They start within a
-// second of a listed one, which a thread of another device with the name hardly does.
+// unlisted returns the threads of NAPIs that only send, as in virtio. Such NAPIs have no ID, so netlink
+// omits them (net/core/netdev-genl.c, netdev_nl_napi_fill_one). Their threads start within a second of
+// a listed one; a thread of another device with the same name hardly does.
 func (is *Isolator) unlisted(device string, listed sched.Thread) ([]sched.Thread, error) {
 	const second = 100 // clock ticks
 	list, err := is.pollers(device)
@@ -181,16 +182,16 @@ func (is *Isolator) unlisted(device string, listed sched.Thread) ([]sched.Thread
 	}), err
 }
 
-// threadsByName does the same if the kernel lists no NAPIs (before 6.8): a device's threads are
-// the ones with names that appear when it is switched on. Many containers have an eth0, so for a
-// device that is on already the journal decides: the threads are the ones that were moved for the
-// same owner.
+// threadsByName does the work of threads on a kernel that lists no NAPIs (before 6.8). It takes the
+// threads with the device's name that appear when the knob is turned on. If the knob is on already, the
+// name is not enough, because many containers have an eth0: it takes the threads that the journal has
+// as moved for the same owner.
 func (is *Isolator) threadsByName(plan []journal.Setting, device string, as owned) ([]sched.Thread, error) {
 	knob := plan[0].Knob
 	if value, err := knob.Read(); err != nil {
 		return nil, err
 	} else if value == "1" {
-		// It may be an entry of another container in the namespace, which has ended.
+		// The entry may belong to another container in the namespace, which has ended.
 		owner := as.by
 		if e, ok := is.cfg.Journal.Entry(knob.Ref(), is.cfg.Feature); ok {
 			owner = e.Owner
@@ -204,7 +205,7 @@ func (is *Isolator) threadsByName(plan []journal.Setting, device string, as owne
 		if err != nil || len(threads) > 0 {
 			return threads, err
 		}
-		// On, but not by us: threads that an older kernel has kept do not appear.
+		// The knob is on, but not by us. Turn it off first; an older kernel keeps the threads then.
 		if err := is.turn([]journal.Setting{{Knob: knob, Value: "0"}}, as); err != nil {
 			return nil, err
 		}
@@ -216,8 +217,8 @@ func (is *Isolator) threadsByName(plan []journal.Setting, device string, as owne
 	if err := is.turn(plan, as); err != nil {
 		return nil, err
 	}
-	// The threads exist when the write returns; they set their names themselves when they first
-	// run, which may take a while on a busy CPU.
+	// The threads exist when the write returns. They set their names when they first run, which may
+	// take a while on a busy CPU.
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		after, err := is.pollers(device)
 		if err != nil {
@@ -231,9 +232,9 @@ func (is *Isolator) threadsByName(plan []journal.Setting, device string, as owne
 		if waited < keptWait {
 			continue
 		}
-		// An older kernel keeps a device's threads while it does not poll by them (net/core/dev.c,
-		// dev_set_threaded): then they are among the earlier ones, and not placed. One more idle
-		// thread does no harm.
+		// An older kernel keeps a device's threads while softirqs poll it (net/core/dev.c,
+		// dev_set_threaded). They are then among the earlier threads, and not placed. An idle thread
+		// of another device among them does no harm.
 		placed := is.placed(func(journal.Entry) bool { return true })
 		kept := chosen(before, func(t sched.Named) bool { return !placed[strconv.Itoa(t.TID)] })
 		if len(kept) > 0 {
@@ -245,7 +246,7 @@ func (is *Isolator) threadsByName(plan []journal.Setting, device string, as owne
 	}
 }
 
-// placed returns the moved threads of the matching journal entries.
+// placed returns the TIDs of moved threads with matching journal entries.
 func (is *Isolator) placed(match func(journal.Entry) bool) map[string]bool {
 	tids := make(map[string]bool)
 	for _, e := range is.cfg.Journal.Entries() {
@@ -257,16 +258,15 @@ func (is *Isolator) placed(match func(journal.Entry) bool) map[string]bool {
 	return tids
 }
 
-// pollers lists the threads that poll devices of this name, in any namespace.
+// pollers lists the threads that poll devices with a name, in any namespace.
 func (is *Isolator) pollers(device string) ([]sched.Named, error) {
 	prefix := "napi/" + device + "-"
 	list, err := sched.Threads(is.cfg.Roots.Proc, prefix)
 	return slices.DeleteFunc(list, func(t sched.Named) bool { return !pollsFor(t.Comm, prefix) }), err
 }
 
-// pollsFor reports whether a thread that Threads found by "napi/DEVICE-" belongs to that device,
-// and not to one with a longer name, such as eth0-1, which any container may use. A number follows
-// the device.
+// pollsFor reports whether a thread with the prefix "napi/DEVICE-" belongs to that device, so that only
+// a number follows. A container may give its device a longer name, such as eth0-1.
 func pollsFor(comm, prefix string) bool {
 	number, ok := strings.CutPrefix(comm, prefix)
 	return ok && number != "" && strings.Trim(number, "0123456789") == ""
@@ -281,8 +281,8 @@ func chosen(list []sched.Named, choose func(sched.Named) bool) (threads []sched.
 	return threads
 }
 
-// movedAlong takes over the threads that moved with a container's processes from one cgroup to
-// another: they were ours, and go back to their earlier place.
+// movedAlong updates the entries of our threads that moved with a container's processes from one cgroup
+// to another, so that they can still return to their original cgroup.
 func (is *Isolator) movedAlong(was, now string) error {
 	if was == "" || was == now {
 		return nil
@@ -293,7 +293,7 @@ func (is *Isolator) movedAlong(was, now string) error {
 	}, func(e journal.Entry) journal.Entry {
 		k, err := open(e.Ref)
 		if err != nil {
-			return e // it has ended
+			return e // the thread has ended
 		}
 		if group, err := k.Read(); err == nil && group == now {
 			e.Wrote = now

@@ -8,19 +8,19 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// A thread that polls competes with its container's own tasks, by its nice value; towards other
-// containers only the weight of the group counts.
+// A thread that polls competes with its container's tasks by its nice value. Against other containers
+// only the weight of the cgroup counts.
 //
-// A server with single requests is best off if the thread runs at once, as a softirq would. Packets
-// that come in crowds would leave the tasks too little, though: then the thread is one of them.
+// A server with single requests is fastest if the thread runs at once, as a softirq would. If packets
+// come in crowds, that leaves the tasks too little time, so the thread gets the priority of a task.
 // docs/decisions/0010-how-a-thread-takes-turns.md has the measurement.
 const (
-	prompt = "-5" // nice values: it runs before the tasks,
-	even   = "0"  // or is one of them
+	prompt = "-5" // nice value to run before the tasks
+	even   = "0"  // nice value to take turns with the tasks
 )
 
-// niceBy returns the nice value after a window in which the threads with the present one got the CPU
-// so many times.
+// niceBy returns the nice value after a window in which the threads, at the nice value now, got the CPU
+// for this number of turns and polled this number of packets.
 func niceBy(now string, turns, packets uint64) string {
 	each := float64(packets) / float64(turns)
 	switch {
@@ -32,7 +32,7 @@ func niceBy(now string, turns, packets uint64) string {
 	return now
 }
 
-// takeTurns sets the nice value of a tenant's threads by the packets of a window.
+// takeTurns sets the nice value of a tenant's threads from the packets of a window.
 func (is *Isolator) takeTurns(s *isolation, packets uint64) error {
 	last := s.turns
 	s.turns = 0
@@ -40,7 +40,7 @@ func (is *Isolator) takeTurns(s *isolation, packets uint64) error {
 	for _, th := range s.threads {
 		u, err := sched.UsageOf(is.cfg.Roots.Proc, th.Thread)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // the kernel does not count
+			return nil // the kernel does not count turns
 		}
 		if err != nil {
 			return err
@@ -48,7 +48,7 @@ func (is *Isolator) takeTurns(s *isolation, packets uint64) error {
 		now += u.Turns
 	}
 	if s.turns = now; last == 0 || now < last {
-		return nil // the first time, or other threads
+		return nil // the first window, or new threads
 	}
 	next := niceBy(s.at.nice, now-last, packets)
 	if next == s.at.nice {

@@ -17,29 +17,28 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// uplinkShares is the part of usualShares that is left of that group's weight without early drop, by
-// arithmetic: a flood then takes at most a tenth of a core from the others. With early drop no one needs
-// protection from it, since what a container cannot take costs next to nothing.
+// uplinkShares is the weight of the uplink cgroup without early drop, where it would be usualShares with
+// it. By arithmetic a flood then takes at most a tenth of a core from others. With early drop packets
+// that a container has no time for cost next to nothing, so others need no such protection.
 const uplinkShares = 100
 
-// uplinks is the changes on the host while any container is isolated.
+// uplinks holds the changes on the host while a container is isolated.
 type uplinks struct {
 	at      place
 	devices map[container.Device]*uplinkDevice
 }
 
-// uplinkDevice is one device that packets enter the host by.
+// uplinkDevice is a device by which packets enter the host.
 type uplinkDevice struct {
 	name     string
 	path     string // of its namespace
 	threads  []thread
-	at       place    // of its threads, unless a container has them
-	queues   []*queue // that a container may get; see queue.go
-	deferred deferred // its polls; see defer.go
+	at       place    // of its threads, unless a container owns their queue
+	queues   []*queue // queues that a container may own; see queue.go
+	deferred deferred // delay between its polls; see defer.go
 }
 
-// claimUplinks moves the polling of the devices that packets for c pass into threads of the uplink
-// group.
+// claimUplinks makes threads in the uplink cgroup poll the devices that packets for c pass.
 func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) error {
 	host, err := is.cfg.Uplinks.Host()
 	if err != nil {
@@ -52,11 +51,11 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 			return err
 		}
 		is.host = &uplinks{at: at, devices: make(map[container.Device]*uplinkDevice)}
-		if err := is.promptPolls(); err != nil { // of a killed agent
+		if err := is.promptPolls(); err != nil { // delays that a killed agent has left
 			return err
 		}
-		// A killed agent may have given a thread to a container that has ended, and cannot be
-		// removed with the thread in its cgroup.
+		// A killed agent may have moved a thread to a container that has ended since. The thread
+		// keeps the container's cgroup from being removed.
 		for _, e := range is.cfg.Journal.Entries() {
 			if e.Owner == is.by(0) && e.Ref.Kind == sched.KindKthread && e.Wrote != at.group {
 				left = append(left, journal.Outcome{Entry: e})
@@ -79,11 +78,11 @@ func (is *Isolator) unclaim(key container.Device) error {
 	return err
 }
 
-// claim moves the polling of one uplink. renew repeats it, which drops the entries of threads that have
+// claim makes threads poll one uplink. renew repeats it, which drops the entries of threads that have
 // ended.
 func (is *Isolator) claim(u uplink.Uplink) error {
 	dev := &uplinkDevice{name: u.Link.Name, path: u.Path, at: is.host.at}
-	if is.resting.rests { // renew claims it after that
+	if is.resting.rests { // renew claims it after the rest
 		is.host.devices[u.Key] = dev
 		return nil
 	}
@@ -109,16 +108,16 @@ func (is *Isolator) claim(u uplink.Uplink) error {
 	return err
 }
 
-// turnedOf returns what reports whether an entry is about a thread.
+// turnedOf returns a function that reports whether an entry belongs to a thread.
 func turnedOf(e journal.Entry) func(thread) bool {
 	return func(t thread) bool {
 		return strings.HasPrefix(e.Ref.Object+":", fmt.Sprintf("%d:%d:", t.TID, t.Start))
 	}
 }
 
-// weighUplinks gives the uplinks' group the weight of the heaviest group beside it that one of its
-// receivers is in, such as kubepods, and no less than the usual one: where all CPUs compute, its threads
-// get as much as those.
+// weighUplinks gives the uplink cgroup the weight of its heaviest sibling that contains an isolated
+// tenant, such as kubepods, and at least the default weight. Where all CPUs compute, the uplinks'
+// threads then get as much time as that sibling.
 func (is *Isolator) weighUplinks() error {
 	knob, takes := cgroup.WeightKnob(is.host.at.group, is.v2())
 	most, beside := takes.Usual, make(map[string]bool)
@@ -147,12 +146,12 @@ func (is *Isolator) weighUplinks() error {
 	return is.turn([]journal.Setting{{Knob: knob, Value: strconv.FormatUint(most, 10)}}, is.owns(0))
 }
 
-// uplinkPlace returns the place of uplink threads: in a cpuset with all CPUs.
+// uplinkPlace returns the place of the uplinks' threads. Its cpuset has all CPUs.
 func (is *Isolator) uplinkPlace(netns uint64) place {
 	return place{group: kernel.UplinkGroup(is.cfg.Layout, netns), cpuset: is.cfg.Layout.CPUSet}
 }
 
-// forgetQueues stops counting for the queues of the uplinks.
+// forgetQueues stops to count the packets of the uplinks' queues.
 func (is *Isolator) forgetQueues() error {
 	if is.host == nil {
 		return nil

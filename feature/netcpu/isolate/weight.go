@@ -10,10 +10,10 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// Weigh sets the weight of a container in proportion to its quota if the quota cannot stop its
-// kernel threads: beside one neighbour of the usual weight it then gets no more than the quota,
-// however busy its threads are. It returns that quota, in CPUs; 0 is none. It never raises a weight
-// above the one it found. If the kernel throttles kernel threads it changes nothing, and returns 0.
+// Weigh sets the weight of a container in proportion to its quota, if the quota cannot throttle kernel
+// threads. Beside one neighbour of default weight the container then gets no more than its quota,
+// however busy its threads are. Weigh never raises a weight above its owner's. It returns the quota in
+// CPUs; 0: none. If the kernel throttles kernel threads, it changes nothing and returns 0.
 func (is *Isolator) Weigh(c container.Container) (quota float64, err error) {
 	if is.cfg.Throttled {
 		return 0, nil
@@ -31,13 +31,13 @@ func (is *Isolator) Weigh(c container.Container) (quota float64, err error) {
 	}
 	knob, takes := cgroup.WeightKnob(dir, is.v2())
 	want := max(takes.Least, uint64(sharesFor(quota))*takes.Usual/usualShares)
-	if want >= most { // another container of the pod may need a claim of its own
+	if want >= most { // undo only c's entry: another container of the pod may need its own
 		return quota, is.restore(func(e journal.Entry) bool { return e.Owner == is.by(c.ID) && e.Ref == knob.Ref() })
 	}
 	return quota, is.turn([]journal.Setting{{Knob: knob, Value: strconv.FormatUint(want, 10)}}, is.owns(c.ID))
 }
 
-// heed weighs a tenant's payer, and decides whether the tenant may have queues.
+// heed applies the quota of a tenant's payer: to its weight, and to whether it may own queues.
 func (is *Isolator) heed(s *isolation, c container.Container) error {
 	quota, err := is.Weigh(c)
 	if err != nil {
@@ -46,7 +46,7 @@ func (is *Isolator) heed(s *isolation, c container.Container) error {
 	return is.allowQueues(s, c, quota)
 }
 
-// quota returns the limit of a container's tenant by its owner, in CPUs; 0: none.
+// quota returns the quota that the owner of a tenant's cgroup has set, in CPUs; 0: none.
 func (is *Isolator) quota(c container.Container) (cpus float64, err error) {
 	dir, err := c.TenantGroup()
 	if err != nil {
@@ -62,8 +62,8 @@ func (is *Isolator) quota(c container.Container) (cpus float64, err error) {
 	return float64(b.Quota) / float64(b.Period), nil
 }
 
-// sharesFor returns the weight w with w / (w + usual) = cpus; any for a CPU or more, and for 0, which
-// is no quota.
+// sharesFor returns the weight w with w / (w + usual) = cpus. For a CPU or more, and for 0, which is no
+// quota, it returns the largest weight.
 func sharesFor(cpus float64) int {
 	if cpus == 0 || cpus >= 1 {
 		return math.MaxInt32

@@ -55,7 +55,7 @@ var beside = map[string]string{
 	"auto.victimsMost":            "length of a text",
 }
 
-// Whatever decides who pays, when and how much is in package law, or follows from that.
+// Every constant that decides who pays, when and how much is in package law, or derived from it.
 func TestConstants(t *testing.T) {
 	law := byHand(t, ".")
 	if len(law) == 0 || len(law) > most {
@@ -75,7 +75,7 @@ func TestConstants(t *testing.T) {
 	}
 }
 
-// number matches what is, or contains, a number of its own, and follows from no constant of the law.
+// number matches an expression that contains a number and no constant of the law.
 var number = regexp.MustCompile(`^(-?\d[^a-z]*|.*\btime\.[A-Z]\w+)$`)
 
 // byHand returns the constants of a package with a number of their own, and each fraction elsewhere.

@@ -2,27 +2,27 @@ package ledger
 
 import "time"
 
-// Unlimited is the Budget of a container without a limit on its packets' time.
+// Unlimited is the Budget of a container that has no limit on the time of its packets.
 const Unlimited time.Duration = -1
 
-// Budget is the paper's `exhausted` as a number: the network time on the container's behalf that
-// each coming period may contain. Beyond it, its incoming packets have to be dropped until the next
-// period starts; 0 drops all of them, and Unlimited none. reserve is the T of the paper, as a part of the
-// entitlement: packets are dropped when no more than this is left of a period.
+// Budget returns the time of the container's packets that each coming period may contain. Beyond it,
+// incoming packets have to be dropped until the next period starts; 0 drops all of them, Unlimited
+// none. It is the paper's `exhausted` as a number. reserve is the paper's T, as a part of the
+// entitlement: packets are dropped when no more than this part of a period is left.
 //
-// The time of its own tasks is subtracted, as far as that leaves the network half of the total: on
-// a kernel without debits within a period the two cannot race for the rest, as they do in the
-// paper, and neither may starve the other. A container in debt has less by its debt.
+// Budget subtracts the time of the container's own tasks, but leaves at least half of the total to
+// packets. In the paper tasks and packets race for the rest of a period; a stock kernel cannot debit
+// packets within a period, and neither may starve the other. A debt reduces the total.
 func (l *Ledger) Budget(reserve float64) time.Duration {
 	all := float64(l.limit.Quota) + l.pay(1)
 	if l.state.Balance <= -horizon*l.limit.Quota {
-		return 0 // its cost would be forgiven: it must not arise
+		return 0 // more cost would only be forgiven
 	}
 	return remaining(time.Duration(all), time.Duration(l.own), reserve)
 }
 
-// remaining returns how much of the entitlement all is the network's while a container's own tasks
-// use own; see [Ledger.Budget].
+// remaining returns the packets' part of the entitlement all while the container's tasks use own; see
+// [Ledger.Budget].
 func remaining(all, own time.Duration, reserve float64) time.Duration {
 	return time.Duration(max(0, (1-reserve)*float64(max(all-own, all/2))))
 }

@@ -1,12 +1,11 @@
-// Package ledger keeps one account of CPU time for each container: the time that its own tasks ran,
-// plus the network time that others spent for it, minus its own time that went into others'
-// packets, against its owner's limit. It decides which quota, or which weight, balances the
-// account, and how much of a period the container's incoming packets may take (Iron, NSDI 2018,
-// section 3.2).
+// Package ledger keeps an account of CPU time for each container (Iron, NSDI 2018, section 3.2). An
+// account has the time that the container's tasks ran, plus the time that others spent on its packets,
+// minus its own time that went into others' packets, against its owner's limit. The package decides
+// which quota or weight balances the account, and how much of a period incoming packets may take.
 //
-// It is pure arithmetic with the clock of its caller: it reads no kernel file and writes none.
-// Package charge feeds it and carries out its decisions. The paper's own algorithms need a patched
-// scheduler; [Ledger] and [Weigher] reach the same result on a stock one, and the tests compare
+// The package is pure arithmetic with the clock of its caller. It neither reads nor writes kernel
+// files: package charge feeds it and carries out its decisions. The paper's algorithms need a patched
+// scheduler. [Ledger] and [Weigher] reach the same result on a stock scheduler, and the tests compare
 // them with the paper's.
 package ledger
 
@@ -18,42 +17,42 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// minQuota is the kernel's.
+// minQuota is the kernel's minimum.
 const minQuota = time.Millisecond
 
-// What follows from the law, in parts of the quota.
+// These constants follow from package law. settle and near are parts of the quota.
 const (
-	// settle is a correction below which, after a larger one, the owner's value is restored.
+	// settle is the correction below which the owner's value is restored.
 	settle = law.Write / law.Most
 
-	// horizon is the least number of periods over which an old debt or credit is spread: a second
-	// at the usual period. Each write gives away some time, and the remainder after it must not ask
-	// for the next write. It also limits a debt, in quotas: any sender can put a container into debt,
-	// and without a bound a flood of an hour would stop it for the next hour.
+	// horizon is the least number of periods over which an old debt or credit is spread: a second at
+	// the default period. Each write gives away some time, and the remainder must not cause the next
+	// write. horizon also bounds a debt, in quotas: any sender can put a container into debt, and
+	// without a bound a flood of an hour would stop the container for the next hour.
 	horizon = law.Window / (law.Tick / 2)
 
-	near = 1 - 3*law.Least // a container that uses a smaller part is not held by its quota
+	near = 1 - 3*law.Least // the quota does not hold a container that uses a smaller part of it
 )
 
-// Counters are sums since any moment, the same for all counters of a container.
+// Counters are sums since any moment, which is the same for all of a container's counters.
 type Counters struct {
 	Taken time.Time
 
 	Ran time.Duration // CPU time of its own tasks, as the kernel charges it
 
-	// Charge is network time on its behalf that is not in Ran: in interrupts
-	// that hit others, in ksoftirqd, in threads of the host.
+	// Charge is the time of its packets that is not in Ran: in softirqs that interrupt others, in
+	// ksoftirqd, and in threads of the host.
 	Charge time.Duration
 
-	// Credit is the part of Ran that went into others' packets. Time taken from an idle CPU is no
-	// container's credit. Credit stays zero on a kernel that does not charge interrupted tasks
+	// Credit is the part of Ran that went into others' packets. No container gets credit for time of
+	// an idle CPU. Credit stays zero on a kernel that does not charge interrupted tasks
 	// (CONFIG_IRQ_TIME_ACCOUNTING).
 	Credit time.Duration
 
 	Throttled uint64 // periods that ended with tasks held by the quota
 
-	// Waited is the time for which its tasks wanted to run and did not, for any reason but one
-	// another: an average over the CPUs that they are on. Zero means unknown.
+	// Waited is the time for which its tasks wanted to run and none of them did, as an average over
+	// the CPUs that they are on. Zero means unknown.
 	Waited time.Duration
 }
 
@@ -76,21 +75,20 @@ type Ledger struct {
 	low   time.Duration // the lowest quota in force since the last step
 	last  Counters
 	slack time.Duration // unused time, which is not hoarded: see book
-	net   float64       // the expected credit minus charge of one period, in ns
+	net   float64       // expected credit minus charge of one period, in ns
 	own   float64       // time that its own tasks ran in a period, in ns
-	lost  float64       // the credited part of own, in ns
+	lost  float64       // credited part of own, in ns
 	state State
 }
 
-// New opens an account, with the quota in force and no correction.
+// New opens an account. limit is in force, without a correction.
 func New(limit cgroup.Bandwidth) *Ledger {
 	l := &Ledger{limit: limit, now: limit.Quota, low: limit.Quota}
 	l.slack = l.allowed()
 	return l
 }
 
-// SetLimit records that the owner has changed the limit, which is in force now. Debts and credits
-// remain.
+// SetLimit records a limit that the owner has changed and that is in force. Debts and credits remain.
 func (l *Ledger) SetLimit(limit cgroup.Bandwidth) {
 	l.limit, l.now, l.low = limit, limit.Quota, limit.Quota
 	l.slack = min(l.slack, l.allowed())
@@ -110,9 +108,9 @@ func (l *Ledger) Wrote(quota time.Duration) {
 func (l *Ledger) State() State { return l.state }
 
 // Step books the time since the last Step and returns the quota for the next period. It returns the
-// quota in force if a change is not worth a write. Call it right after a period has started, and
-// write the quota then, since a write also refills the pool and wakes held tasks. The first Step,
-// and one with counters that went back, book nothing.
+// quota in force if a change is not worth a write. Write the quota just after a period has started,
+// because a write also refills the pool and wakes throttled tasks. Step books nothing on the first
+// call, or if counters have fallen.
 func (l *Ledger) Step(c Counters) time.Duration {
 	d, ok := since(l.last, c)
 	l.last = c
@@ -123,7 +121,7 @@ func (l *Ledger) Step(c Counters) time.Duration {
 	n := float64(d.length) / float64(l.limit.Period)
 	l.book(d, n)
 	l.low = l.now
-	a := 1 - math.Pow(1-law.Half, n) // the same pace for an interval of any length
+	a := 1 - math.Pow(1-law.Half, n) // smooth at the same pace for any length of the interval
 	l.net += a * (float64(d.credit-d.charge)/n - l.net)
 	l.own += a * (float64(d.ran)/n - l.own)
 	l.lost += a * (float64(d.credit)/n - l.lost)
@@ -132,15 +130,15 @@ func (l *Ledger) Step(c Counters) time.Duration {
 
 // book adds n periods to the balance.
 //
-// Unused time is not hoarded: a positive balance contains only time that was taken from the
-// container, stolen or held back by us, and only as far as its tasks wanted to run meanwhile: the
-// quota stopped them, or others did. The slack on top (see allowed) starts full.
+// Unused time is not hoarded. A positive balance has only time that others' packets or our lower quota
+// took from the container while its tasks wanted to run: the quota or other tasks stopped them. The
+// slack (see allowed) comes on top and starts full.
 func (l *Ledger) book(d interval, n float64) {
 	l.state.Charged += d.charge
 	l.state.Credited += d.credit
 	left := time.Duration(n*float64(l.limit.Quota)) - (d.ran + d.charge - d.credit)
 	if left < 0 {
-		// Overuse is paid from the credit first, then from the slack; the rest is a debt.
+		// Credit pays for overuse first, then slack; the rest is a debt.
 		use := min(l.slack, max(0, -left-max(0, l.state.Balance)))
 		l.slack -= use
 		l.state.Balance += left + use
@@ -163,12 +161,11 @@ func (l *Ledger) book(d interval, n float64) {
 	l.bound()
 }
 
-// allowed returns how much unused time may make up for a later overdraft: as much as the kernel
-// itself permits in a short time, which is a quota at the end of one period, another at the start
-// of the next, and the burst.
+// allowed returns how much unused time may pay for later overuse. That is what the kernel itself permits
+// in a short time: a quota at the end of one period, another at the start of the next, and the burst.
 func (l *Ledger) allowed() time.Duration { return 2*l.limit.Quota + l.limit.Burst }
 
-// bound limits debt and credit to what can be repaid in reasonable time.
+// bound limits debt and credit to an amount that can be repaid in reasonable time.
 func (l *Ledger) bound() {
 	limit := horizon * l.limit.Quota
 	if over := -limit - l.state.Balance; over > 0 {
@@ -178,8 +175,8 @@ func (l *Ledger) bound() {
 	l.state.Balance = min(l.state.Balance, limit)
 }
 
-// decide returns the quota: the owner's, plus the expected net of the coming periods, plus a part
-// of the balance.
+// decide returns the quota: the owner's, plus a part of the balance, plus the expected net of a coming
+// period if the quota binds.
 func (l *Ledger) decide(d interval, n float64) time.Duration {
 	q := float64(l.limit.Quota)
 	want := q + l.pay(n)
@@ -196,8 +193,8 @@ func (l *Ledger) decide(d interval, n float64) time.Duration {
 	return time.Duration(want).Round(time.Microsecond) // the kernel's unit
 }
 
-// grown returns the time that a container has to run to keep left for itself, if it lost lost of
-// ran to others' packets: it loses the same part of what it is given for that.
+// grown returns the time that a container has to run to keep left for itself. It lost the part lost of
+// ran to others' packets, and loses the same part of the additional time.
 func grown(left, lost, ran float64) float64 {
 	if lost <= 0 || ran <= 0 {
 		return left
@@ -205,8 +202,8 @@ func grown(left, lost, ran float64) float64 {
 	return left / (1 - min(lost/ran, 1-1.0/law.Most))
 }
 
-// pay returns the part of the balance that one period settles: it is spread over the horizon, or
-// over twice the time in which it grew, and a large balance is settled at a bounded pace.
+// pay returns the part of the balance that one period settles. It spreads the balance over the horizon
+// or twice the time of the last interval, and bounds the part of a large balance.
 func (l *Ledger) pay(n float64) float64 {
 	q, owed := float64(l.limit.Quota), math.Abs(float64(l.state.Balance))
 	if owed < law.Least*q {
@@ -216,9 +213,9 @@ func (l *Ledger) pay(n float64) float64 {
 	return math.Copysign(min(part, law.Half*q), float64(l.state.Balance))
 }
 
-// binding reports whether the quota limits the container, did so, or would if the container got its
-// turn in time. A container that stays below its quota can neither be charged by a lower one nor
-// helped by a higher one.
+// binding reports whether the quota limits the container, has limited it, or would limit it if it did
+// not wait for CPUs. For a container that stays below its quota, a slightly different quota has no
+// effect.
 func (l *Ledger) binding(d interval, n float64) bool {
 	if d.throttled > 0 || l.state.Balance < 0 {
 		return true
@@ -227,8 +224,8 @@ func (l *Ledger) binding(d interval, n float64) bool {
 	return float64(used) >= near*n*float64(l.limit.Quota)
 }
 
-// lowest returns the least quota that may be written: at least the kernel's minimum and the burst,
-// and enough for a debtor to go on.
+// lowest returns the lowest quota to write: at least the kernel's minimum and the burst, and enough to
+// keep a debtor running.
 func (l *Ledger) lowest() time.Duration {
 	q := l.limit.Quota
 	least := max(minQuota, l.limit.Burst, time.Duration(law.Least*float64(q)).Round(time.Microsecond))
@@ -242,7 +239,7 @@ type interval struct {
 	waits                               bool // waited is known
 }
 
-// since subtracts; ok is false without a useful difference.
+// since returns the difference b - a. ok is false if it is of no use.
 func since(a, b Counters) (d interval, ok bool) {
 	d = interval{
 		length: b.Taken.Sub(a.Taken),

@@ -195,7 +195,7 @@ func counters(n int, ran, charge, credit time.Duration, throttled int) Counters 
 	}
 }
 
-// Stolen time is remembered while the container's tasks wait, for any other's sake, and no longer.
+// Stolen time is remembered only while the container's tasks wait, for whatever reason.
 func TestOwedWhileWaiting(t *testing.T) {
 	const quota = 50 * ms
 	for _, tt := range []struct {

@@ -51,8 +51,8 @@ func (h *weighed) costs(length time.Duration) (out []float64) {
 	return out
 }
 
-// Containers that all compute without end cost in proportion to their weights, whatever part of it
-// is network.
+// Containers that all compute forever cost time in proportion to their weights, whatever part of it
+// packets take.
 func TestWeightsConverge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 5).Draw(t, "containers")

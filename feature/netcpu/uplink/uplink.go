@@ -1,8 +1,8 @@
-// Package uplink finds the devices that packets pass before they reach a container's own. It
-// changes nothing. Package isolate makes these devices poll in threads, and package drop drops
-// packets at them.
+// Package uplink finds the devices that packets pass before they reach a container's own device. It
+// changes nothing. Package isolate makes threads poll these devices, and package drop drops packets
+// at them.
 //
-// The uplinks of feature/traffic are others: see docs/ARCHITECTURE.md.
+// feature/traffic uses the word uplink for other devices: see docs/ARCHITECTURE.md.
 package uplink
 
 import (
@@ -23,14 +23,14 @@ type Uplink struct {
 	Link netdev.Link
 	NS   *netdev.NS // open during the call
 	Path string     // to NS
-	Host bool       // NS is the host's own
+	Host bool       // NS is the host's network namespace
 }
 
 // Finder finds uplinks. It is safe for concurrent use.
 type Finder struct {
-	NetNS   string // a path to the host's network namespace
+	NetNS   string // path to the host's network namespace
 	Find    *netdev.Finder
-	Who     *identity.Identity // knows which namespaces are containers'
+	Who     *identity.Identity // knows the namespaces of containers
 	Monitor *netdev.Monitor    // may be nil
 }
 
@@ -44,7 +44,7 @@ func (f *Finder) Host() (uint64, error) {
 	return ns.Inode(), nil
 }
 
-// Links lists the devices of the host's namespace. The list is another after each change of one.
+// Links lists the devices of the host's namespace. Each change of a device makes a new list.
 func (f *Finder) Links() ([]netdev.Link, error) {
 	ns, err := netdev.Open(f.NetNS)
 	if err != nil {
@@ -54,11 +54,11 @@ func (f *Finder) Links() ([]netdev.Link, error) {
 	return f.Monitor.Links(ns, netdev.MostLinks)
 }
 
-// Each calls do with the uplinks of c: the devices of the host's namespace that poll and are
-// hardware or have an address, from which packets may be routed to a bridge, and the other ports of
-// c's bridges. A device in a namespace that a container may have made is never an uplink: the
-// container could have its own packets processed at the host's expense. Each goes on after an
-// error; a device that has gone is no error.
+// Each calls do with the uplinks of c. These are devices that poll: in the host's namespace hardware
+// and devices with an address, from which packets may be routed to a bridge, and the ports of c's
+// bridges. A device in a namespace that a container may have made is never an uplink, because the
+// container could make the host pay for its packets. Each continues after an error. A device that has
+// gone is no error.
 func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink) error) error {
 	host, err := f.Host()
 	if err != nil {
@@ -95,7 +95,7 @@ func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink
 		errs = append(errs, err)
 		for _, l := range links {
 			err := do(Uplink{Key: container.Device{NetNS: inode, Index: l.Index}, Link: l, NS: ns, Path: path, Host: inode == host})
-			if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) { // it has gone meanwhile
+			if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) { // not just gone
 				errs = append(errs, fmt.Errorf("uplink %s: %w", l.Name, err))
 			}
 		}
@@ -104,7 +104,7 @@ func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink
 	return errors.Join(errs...)
 }
 
-// uplinks returns the uplinks among all devices of one namespace; bridges are the bridges that reach
+// uplinks returns the uplinks among all devices of one namespace. bridges are the bridges that reach
 // the container.
 func uplinks(ns *netdev.NS, all []netdev.Link, bridges []string) (up []netdev.Link, err error) {
 	reached := make(map[int]bool)
@@ -133,10 +133,10 @@ func uplinks(ns *netdev.NS, all []netdev.Link, bridges []string) (up []netdev.Li
 	return up, nil
 }
 
-// isEntry reports whether packets from outside may enter the host by a device, if it polls: it is
-// hardware, has an address of the host (a tunnel's, or that of a veth which leads to another host),
-// or is a port of a bridge that reaches the container. The host end of another container's veth may
-// be such a port, too, but does not poll.
+// isEntry reports whether packets from outside may enter the host by a device, if it polls. Such a
+// device is hardware, has an address of the host (a tunnel, or a veth that leads to another host), or
+// is a port of a bridge that reaches the container. The host end of another container's veth may be
+// such a port, too, but does not poll.
 func isEntry(l netdev.Link, port bool) bool {
 	if !l.Up || l.Name == "lo" {
 		return false
@@ -144,10 +144,10 @@ func isEntry(l netdev.Link, port bool) bool {
 	return l.Kind == "device" || len(l.Addrs) > 0 || port
 }
 
-// Polling returns a function that reports whether a device of a namespace polls on its own. If it
-// does not, its packets arrive in another device's poll: a container's veth in the poll of its
-// sender's device. The kernel is asked once for all devices, as a bridge has a port for each
-// container.
+// Polling returns a function that reports whether a device of a namespace has its own NAPI. Packets of
+// a device without one arrive in the poll of another device: those of a container's veth in the poll of
+// the sender's device. Polling asks the kernel once for all devices, because a bridge has a port for
+// each container.
 func Polling(ns *netdev.NS) (func(netdev.Link) (bool, error), error) {
 	napis, err := ns.NAPIs(0)
 	if errors.Is(err, netdev.ErrNoNAPIList) {
