@@ -23,7 +23,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// reservation is what a container has reserved of one disk.
+// reservation is a container's reservation of one disk.
 type reservation struct {
 	device  string // as it was named
 	disk    block.Disk
