@@ -26,11 +26,10 @@ import "github.com/fairlead-project/fairlead/kernel/qdisc"
 //   - into a container (bpf_redirect_peer): the host end's egress hook, with Learn and
 //     Count, and its qdisc, which holds the container to its ceil.
 //
-// So a program that redirects comes last, and does itself what it skips, or leaves the packet to the
-// stack. It reports to netcpu's accounts the packets that it drops for a container or hands over into
-// one (bpf/fate.h), because the accounts see them nowhere else. The stages from Count on run after the
+// So a program that redirects comes last, and does itself what it skips, or leaves the packet to
+// the stack. It reports to netcpu's accounts (bpf/fate.h) what it drops for a container or hands
+// over into one, because they see the packet nowhere else. The stages from Count on run after the
 // programs of other software, so what those drop is not counted as delivered.
-// those drop is not counted as delivered.
 const (
 	Stamp    qdisc.Stage = iota // notes the sender in the packet
 	Identify                    // gives the packet its tenant's class
