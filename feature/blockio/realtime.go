@@ -236,7 +236,7 @@ func (m *managed) still(threads []sched.Thread) ([]sched.Thread, error) {
 // realtimePriority is the priority of our threads, the lowest.
 const realtimePriority = 1
 
-// promoted makes an ordinary thread SCHED_RR, and reports whether it succeeded.
+// promoted makes an ordinary thread SCHED_RR. It reports whether the thread is real-time afterwards.
 func promoted(tid int) bool {
 	attr, err := unix.SchedGetAttr(tid, 0)
 	if err == nil && (attr.Policy == unix.SCHED_NORMAL || attr.Policy == unix.SCHED_BATCH) {

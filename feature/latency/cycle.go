@@ -62,8 +62,8 @@ func (f *Latency) nextPhase() (time.Duration, error) {
 	return cycle - m.look, m.rest()
 }
 
-// lookFor returns how long the programs are attached in each second at a rate of packets, so that no
-// CPU measures more than twice the budget.
+// lookFor returns how long the programs are attached in each second at a rate of packets. A CPU
+// receives at most twice the budget in that time.
 func lookFor(rate float64, budget uint32) time.Duration {
 	return min(look, time.Duration(2*float64(budget)/max(rate, 1)*float64(cycle)))
 }

@@ -85,7 +85,7 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 		return err
 	}
 	defer d.Close()
-	counted := false // this change is already in the dispute: it counts once, whatever it removed
+	counted := false // the dispute has counted this change: it counts once, however far it went
 	if known {
 		differs, err := d.Differs(kind, classes(p))
 		switch {

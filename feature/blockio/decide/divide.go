@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	aim    = 1.1 // times a reservation, which others leave it, because rates vary from second to second
+	aim    = 1.1 // others leave a container this many times its reservation: rates vary from second to second
 	MinCap = 16  // operations per second and direction that a capped container keeps
 	steps  = 8   // number of steps in which caps rise until they bind no container
 )

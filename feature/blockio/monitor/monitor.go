@@ -48,13 +48,13 @@ type Account struct {
 type Switches struct {
 	Container              container.ID
 	Voluntary, Involuntary uint64          // context switches
-	Foreign                uint64          // involuntary ones in favour of another container's task
+	Foreign                uint64          // involuntary ones in favour of a task outside the container
 	Wait                   *hist.Histogram // from being woken, or preempted, to running
 }
 
 // Wait is how long tasks of a watched container waited while another task ran on their CPU, summed over
-// the waiting tasks. The culprit may be the container itself. While a task is throttled, its wait has
-// no other culprit.
+// the waiting tasks. The culprit may be the container itself. The wait of a throttled task is charged
+// to its limit, whichever task ran.
 type Wait struct {
 	Victim, Culprit container.ID
 	For             time.Duration
