@@ -22,9 +22,9 @@ import (
 // would cover it.
 var ErrPartly = errors.New("not covered in full")
 
-// ErrDisagree is returned by Apply, wrapped, for a container that shares its network with a
-// container of another policy, where only one policy can be in force. It ends once the other policy
-// has been changed too. So it is not worth a report while a change is on its way to both.
+// ErrDisagree is returned by Apply, wrapped, for a container that shares its network with a container
+// of another policy, where only one policy can be in force. It ends once the other policy has been
+// changed too. A change that is still on its way to both is therefore not worth a report.
 var ErrDisagree = errors.New("it shares its network with a container whose policy is another")
 
 // Feature is one thing that the agent does for containers. The agent calls the methods from one
@@ -36,14 +36,14 @@ type Feature interface {
 	Name() string
 	// Support reports whether the feature works on this host. The constructor decides it once.
 	Support() probe.Verdict
-	// Loops are the goroutines beside the agent's calls, which do not change. The agent gives no sign of
-	// life while one of them hangs.
+	// Loops returns the goroutines that run beside the agent's calls. The list never changes. The agent
+	// gives no sign of life while one of them hangs.
 	Loops() []*Loop
 	// Apply brings one container to its Target. It is idempotent: it reads before it writes,
 	// and a second call with the same Target writes nothing.
 	Apply(context.Context, policy.Target) error
-	// Remove undoes Apply. It succeeds for a container that is not known, or that has gone
-	// together with its objects.
+	// Remove undoes Apply. It succeeds for an unknown container, and for one that has ended and taken its
+	// objects with it.
 	Remove(context.Context, container.ID) error
 	// Prune removes what an earlier agent left for containers that are not alive. The agent
 	// calls it only once its Set is complete.
@@ -55,7 +55,7 @@ type Feature interface {
 	Close() error
 }
 
-// Base is the part of a Feature that is the same for all.
+// Base holds what every Feature needs.
 type Base struct {
 	Called  string        // as Name
 	Verdict probe.Verdict // as Support
@@ -71,7 +71,7 @@ func (b Base) Support() probe.Verdict { return b.Verdict }
 // Loops implements Feature.
 func (b Base) Loops() []*Loop { return b.Beside }
 
-// Unavailable is the answer to who asks for what does not work on this host.
+// Unavailable returns the error for a request that this host cannot serve, with the Verdict's reason.
 func (b Base) Unavailable() error {
 	return &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: b.Called + ": " + b.Verdict.Why}
 }
@@ -83,9 +83,8 @@ type Containers interface {
 	Lookup(container.ID) (container.Container, bool)
 }
 
-// Reporter is a Feature with a report of its own, which answers the routes that its file in package
-// api declares. Report may be called at any time. It changes nothing, and waits for nothing but the
-// end of ask.Over.
+// Reporter is a Feature that serves a report on the routes that its file in package api declares.
+// Report may be called at any time. It changes nothing, and waits only until ask.Over has passed.
 type Reporter interface {
 	// Report returns the report on one container, or on all if of is nil. The result has the
 	// type that the route declares. An *api.Error is the caller's fault, or explains why there
@@ -93,7 +92,7 @@ type Reporter interface {
 	Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error)
 }
 
-// Commander is a Feature with routes that are no report: they change something, or wait for something
+// Commander is a Feature with routes other than reports: they change something, or wait for something
 // to happen. Command may be called at any time.
 type Commander interface {
 	// Command does what ask.Body asks for, about one container, or about the host if of is nil.
@@ -165,12 +164,12 @@ type Step struct {
 	Now, Value string
 }
 
-// Guarantor is a Feature that guarantees containers parts of something that the host has.
-// Guarantees may be called at any time.
+// Guarantor is a Feature that guarantees containers a share of a host resource. Guarantees may be
+// called at any time.
 type Guarantor interface {
-	// Guarantees returns how much containers can be guaranteed together, in whole numbers, by the
-	// resource as pods request it (policy.ResourceEgress). It leaves out what is not known at
-	// present, and the error is the reason.
+	// Guarantees returns the amount that all containers together can be guaranteed, in whole numbers, by
+	// the resource as pods request it (policy.ResourceEgress). It omits resources of unknown size, and the
+	// error is the reason.
 	Guarantees() (map[string]uint64, error)
 }
 
@@ -193,7 +192,7 @@ type Worker interface {
 // Witness is a Feature that remembers its observations of a container and its decisions for it.
 // Evidence may be called at any time.
 type Witness interface {
-	// Evidence returns these for one container, the latest last, in as few items as suffice.
+	// Evidence returns both for one container, oldest first, in as few items as suffice.
 	Evidence(container.ID) []api.Evidence
 }
 

@@ -9,17 +9,17 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// Host is what a feature is given of the host and of the agent; a part of each feature's Config.
+// Host gives a feature access to the host and to the agent. It is part of each feature's Config.
 type Host struct {
 	Roots   kernel.Roots
 	Journal *journal.Journal
 	Log     *slog.Logger // nil: no log
-	// Identity is the owners of packets, shared by all features. nil: what needs it is unavailable.
+	// Identity maps packets to their owners, for all features. nil: features that need it are unavailable.
 	Identity *identity.Identity
 	Ends     *hook.Ends
-	// Containers are those of the host. nil: there are no reports.
+	// Containers lists the containers on the host. nil: there are no reports.
 	Containers Containers
-	// NetNS is the path of the host's network namespace, which holds the uplinks; "" is that of this
-	// process.
+	// NetNS is the path of the host's network namespace, which holds the uplinks; "" is the namespace of
+	// this process.
 	NetNS string
 }

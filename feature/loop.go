@@ -6,8 +6,8 @@ import (
 )
 
 // Loop lets the agent see whether a loop hangs, and contain its panics. The loop calls Begin and End
-// around work that takes milliseconds, but not around a wait for work. Everything that it does, but
-// for waits, is in a Turn, and so is what a callback from another goroutine does.
+// around work that takes milliseconds, but not around a wait for work. All its work runs inside Turn,
+// and so does the work of a callback from another goroutine.
 type Loop struct {
 	Name string // for the log, after the feature's: "traffic of devices"
 	// Bound limits how long a turn may take; 0 means the agent's own bound. Use BehindCalls for
@@ -17,8 +17,8 @@ type Loop struct {
 	by    atomic.Pointer[func(turn func())]
 }
 
-// BehindCalls is the Bound of a loop that a hanging Apply keeps from its work for all containers.
-// It is longer than any call that returns.
+// BehindCalls is the Bound of a loop that a hanging Apply blocks for all containers. It is longer than
+// any call that returns.
 const BehindCalls = time.Minute
 
 // Begin marks the beginning of a turn.
@@ -27,9 +27,9 @@ func (l *Loop) Begin() { now := time.Now(); l.began.Store(&now) }
 // End marks the end of the turn.
 func (l *Loop) End() { l.began.Store(nil) }
 
-// Turn calls turn, the way that the last Contain has said. turn must leave no mutex held if it
-// panics. After a panic Turn returns, and for some time it does not call turn, so a loop must not
-// rely on a Turn to wait.
+// Turn calls turn, through the function of the last Contain if there is one. turn must release its
+// mutexes even if it panics. After a panic Turn returns, and skips turn for some time, so a loop must
+// not rely on a Turn to wait.
 func (l *Loop) Turn(turn func()) {
 	if by := l.by.Load(); by != nil {
 		(*by)(turn)
@@ -38,7 +38,7 @@ func (l *Loop) Turn(turn func()) {
 	turn()
 }
 
-// Contain has by make each Turn from now on. The agent calls it.
+// Contain makes every later Turn go through by. The agent calls it.
 func (l *Loop) Contain(by func(turn func())) { l.by.Store(&by) }
 
 // Busy returns when the current turn began, or the zero time if there is none.

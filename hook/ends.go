@@ -42,7 +42,7 @@ func (e *Ends) Err() error { return e.err }
 // Filters reports whether programs are filters of a clsact qdisc, as before tcx (6.6).
 func (e *Ends) Filters() bool { return e.err == nil && e.hooks.Filters() }
 
-// Left lists the programs that end with this process, for the one that follows it.
+// Left lists the programs that end with this process, for its successor.
 func (e *Ends) Left() []qdisc.Left {
 	if e.err != nil {
 		return nil
@@ -50,8 +50,8 @@ func (e *Ends) Left() []qdisc.Left {
 	return e.hooks.Left()
 }
 
-// Inherit keeps the programs of a process that ends attached until Put attaches this process's own
-// in their places, or Disinherit. Call it before Put. The Ends owns i from then on.
+// Inherit takes ownership of i, the programs of the preceding process. They stay attached until Put
+// attaches this process's own in their places, or until Disinherit. Call Inherit before Put.
 func (e *Ends) Inherit(i *qdisc.Inherited) {
 	if e.err != nil {
 		i.Close()
@@ -60,7 +60,7 @@ func (e *Ends) Inherit(i *qdisc.Inherited) {
 	e.hooks.Inherit(i)
 }
 
-// Disinherit detaches what was inherited and has no successor.
+// Disinherit detaches the inherited programs that Put has not replaced.
 func (e *Ends) Disinherit() error {
 	if e.err != nil {
 		return nil
@@ -73,8 +73,8 @@ func (e *Ends) Stray(n journal.Entry) bool {
 	return n.Ref.Kind == qdisc.KindFilter && (e.err != nil || e.hooks.Stray(n))
 }
 
-// Look reads what is attached to a device, in the namespace at path ("": it is searched
-// for). Errors: journal.ErrGone or netdev.ErrNoNS if the device or the namespace has gone;
+// Look reads what is attached to a device, in the namespace at path; with path "" it searches for the
+// namespace. Errors: journal.ErrGone or netdev.ErrNoNS if the device or the namespace has gone;
 // Ends.Err.
 func (e *Ends) Look(at container.Device, path string) (qdisc.State, error) {
 	if e.err != nil {
@@ -92,7 +92,7 @@ func (e *Ends) Look(at container.Device, path string) (qdisc.State, error) {
 // consists of lower-case letters, digits and underscores.
 type Place struct {
 	container.Device
-	Path   string // of the namespace; "": it is searched for
+	Path   string // of the namespace; "": Put searches for it
 	Egress bool   // else ingress
 	Stage  qdisc.Stage
 	Name   string
@@ -112,7 +112,7 @@ type Set struct {
 	held map[site]held
 }
 
-// held is an attached program; copied is the copy that it is, if any.
+// held is an attached program; copied is its copy, if it is one
 type held struct {
 	*qdisc.Attachment
 	copied *bpf.Copy
@@ -121,8 +121,8 @@ type held struct {
 // Len returns the number of attached programs.
 func (s *Set) Len() int { return len(s.held) }
 
-// Lost reports whether a program was detached by others, which no event announces, or its
-// device has gone. Put attaches it again.
+// Lost reports whether something else detached a program, which no event announces, or its device has
+// gone. Put attaches the program again.
 func (s *Set) Lost() bool {
 	for _, a := range s.held {
 		if a.Lost() {
@@ -132,10 +132,10 @@ func (s *Set) Lost() bool {
 	return false
 }
 
-// Put attaches a program at a place, unless it is attached already. It calls load only to
-// attach, also when another device has taken the index of one that has gone, and closes
-// the program of load. Errors: journal.ErrGone or netdev.ErrNoNS if the device or the
-// namespace has gone; Ends.Err.
+// Put attaches a program at a place, unless it is attached already. It calls load only to attach, which
+// includes the case that a new device has taken the index of a removed one, and closes the program that
+// load returned. Errors: journal.ErrGone or netdev.ErrNoNS if the device or the namespace has gone;
+// Ends.Err.
 func (s *Set) Put(e *Ends, at Place, load func() (*ebpf.Program, error)) error {
 	return s.put(e, at, func(attach func(*ebpf.Program) (*qdisc.Attachment, error)) (held, error) {
 		p, err := load()
@@ -195,7 +195,7 @@ func (s *Set) put(e *Ends, at Place, fill func(attach func(*ebpf.Program) (*qdis
 	return nil
 }
 
-// Vary sets the variables of all copies of a name.
+// Vary sets the variables of all copies with this name.
 func (s *Set) Vary(name string, vars bpf.Vars) error {
 	var errs []error
 	for key, a := range s.held {
@@ -206,8 +206,8 @@ func (s *Set) Vary(name string, vars bpf.Vars) error {
 	return errors.Join(errs...)
 }
 
-// Drop detaches the programs of matching places. It continues after an error, and does
-// not fail for a device that has gone.
+// Drop detaches the programs of matching places. It continues after an error, and ignores devices that
+// have gone.
 func (s *Set) Drop(match func(d container.Device, egress bool, name string) bool) error {
 	var errs []error
 	for key := range s.held {

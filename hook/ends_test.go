@@ -27,8 +27,8 @@ func TestStages(t *testing.T) {
 	}
 }
 
-// A program stays where it is, follows a rename, comes back where it was removed, and
-// goes to the device that has the number of one that has gone.
+// A program stays in place, follows a rename, comes back after removal, and moves to a new device with
+// the index of a removed one.
 func TestSet(t *testing.T) {
 	testkit.OnKernels(t)
 	j := testkit.Journal(t, journal.Open)

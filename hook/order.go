@@ -2,9 +2,9 @@ package hook
 
 import "github.com/fairlead-project/fairlead/kernel/qdisc"
 
-// The stages of the programs at one hook. A program runs after those of the stages
-// before its own, whichever was attached first. Kernels with tcx and older ones, which
-// have filters, keep the same order (kernel/qdisc).
+// The stages of the programs at one hook. Programs run in the order of their stages, whichever was
+// attached first. Kernels with tcx and older ones, which have filters, keep the same order
+// (kernel/qdisc).
 //
 //	hook                  stages, and who has a program there
 //	host end, ingress     Stamp netcpu's accounts, Identify traffic, Ceil traffic: redirects to an IFB
@@ -15,8 +15,8 @@ import "github.com/fairlead-project/fairlead/kernel/qdisc"
 //
 // The host end is that of a container's veth; it receives what the container sends.
 //
-// A packet that a program drops or redirects skips all later programs at the hook, those
-// of others included. A redirect skips more:
+// A packet that a program drops or redirects skips all later programs at the hook, including those of
+// other software. A redirect skips more:
 //
 //   - to an IFB: the rest of this hook. The packet comes back from the IFB as received,
 //     but skips the hook (skb->tc_skip_classify). So what Ceil takes never gets to
@@ -26,21 +26,21 @@ import "github.com/fairlead-project/fairlead/kernel/qdisc"
 //   - into a container (bpf_redirect_peer): the host end's egress hook, with Learn and
 //     Count, and its qdisc, which holds the container to its ceil.
 //
-// So a program that redirects comes last, and does itself what it skips, or leaves the
-// packet to the stack. What it drops for a container, or hands over into one, it tells
-// netcpu's accounts (bpf/fate.h), as they see the packet nowhere else. The stages from Count on run after the programs of others: what
-// those drop is not counted as delivered.
+// So a program that redirects comes last, and does itself what it skips, or leaves the packet to
+// the stack. It reports to netcpu's accounts (bpf/fate.h) what it drops for a container or hands
+// over into one, because they see the packet nowhere else. The stages from Count on run after the
+// programs of other software, so what those drop is not counted as delivered.
 const (
-	Stamp    qdisc.Stage = iota // notes in the packet who sent it
+	Stamp    qdisc.Stage = iota // notes the sender in the packet
 	Identify                    // gives the packet its tenant's class
 	Drop                        // drops what its container cannot take
-	Learn                       // learns from the packet whose its flow is
+	Learn                       // learns from the packet which container its flow belongs to
 )
 
-// The stages after the programs of others.
+// The stages after the programs of other software.
 const (
 	Count    = qdisc.Others + iota // counts what is delivered, and drops what is beyond a limit
-	Observe                        // looks at what has passed all of these; changes nothing
+	Observe                        // looks at packets that have passed all of these; changes nothing
 	Ceil                           // leads packets through the queue of an IFB
 	Redirect                       // takes a shorter way than the stack's
 )

@@ -13,27 +13,27 @@ import (
 )
 
 // Decision is a controller's (netcpu's auto) value for one key of one container in place of policy,
-// until it lapses. The controller has to decide again before that.
+// until it lapses. The controller must renew it before that.
 type Decision struct {
 	Container container.ID
 	Key       string // as in a label: "fairlead.netcpu"
 	Value     string // as in a label: "isolate"
 	Expiry    time.Time
 
-	// Instead is the value that the decision replaces, or several with | between them: it does not
-	// count if policy has any other. "" replaces any.
+	// Instead is the value that the decision replaces, or several values separated by |. If policy has
+	// another value, the decision does not count. "" replaces any value.
 	Instead string
 	Reason  string // why, in words, for explain; it may quote names of containers
 	Since   time.Time
 }
 
-// Lapsed reports whether the decision no longer counts. One without an Expiry never counts: a
-// controller that dies must not be obeyed for ever.
+// Lapsed reports whether the decision no longer counts. A decision without an Expiry never counts,
+// because a controller that dies must not be obeyed for ever.
 func (d Decision) Lapsed(now time.Time) bool { return !d.Expiry.After(now) }
 
-// With returns t with the decisions for its container that have not lapsed. Its Expiry is the first
-// of theirs: then t has to be made anew. A decision with an invalid value, or one that contradicts
-// the rest, is left out and is part of the error.
+// With returns t with the decisions for its container that have not lapsed. Its Expiry is the earliest
+// of theirs; then t must be made anew. With leaves out a decision with an invalid value, or one that
+// contradicts the rest, and the error lists it.
 func (t Target) With(decisions []Decision, now time.Time) (Target, error) {
 	t.Settings.IO = slices.Clone(t.Settings.IO)
 	t.Origins = slices.Clone(t.Origins)
@@ -101,7 +101,7 @@ type Override struct {
 	From      string       `json:"from"`  // the source in explain: "set by uid 0 at ..."
 }
 
-// overridesOf makes layers of overrides, by container. It reports and leaves out invalid values.
+// overridesOf makes layers of overrides, by container. It reports and omits invalid values.
 func overridesOf(all []Override) (map[container.ID]layer, []Problem) {
 	layers := map[container.ID]layer{}
 	var problems []Problem
@@ -134,13 +134,12 @@ func KnownKey(name string) (string, error) {
 	return key, nil
 }
 
-// Override replaces all values set by hand. It leaves out invalid ones; the error is then a
-// [Problems].
+// Override replaces all values set by hand. It omits invalid ones; the error is then a [Problems].
 func (s *Store) Override(all []Override) error {
 	layers, problems := overridesOf(all)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Cleared values must not stand in for others any more.
+	// Cleared values must no longer stand in for others.
 	for id, last := range s.last {
 		now := layers[id]
 		maps.DeleteFunc(last, func(key string, e entry) bool { return e.hand && now[key].origin != e.origin })
@@ -152,9 +151,8 @@ func (s *Store) Override(all []Override) error {
 	return nil
 }
 
-// Check returns why overrides cannot be all those of c; nil if they can. It changes nothing. The
-// error is a [Problems]: of values that are invalid, or that contradict each other or files and
-// labels.
+// Check returns why overrides cannot be the complete overrides of c, or nil. It changes nothing. The
+// error is a [Problems]: values that are invalid, or that contradict each other, or files and labels.
 func (s *Store) Check(c container.Container, overrides []Override) error {
 	layers, problems := overridesOf(overrides)
 	for i := range problems {

@@ -65,7 +65,7 @@ func TestWith(t *testing.T) {
 			testkit.Same(t, "the Target itself was changed", before, base)
 		})
 	}
-	// explain shows what is decided, why, and in place of what.
+	// explain shows the decision, its reason, and the value that it replaces.
 	base.Origins = []Origin{{Key: "fairlead.netcpu", Value: "auto", From: "/p/1.yaml", Line: 2}}
 	got, err := base.With([]Decision{of("auto")}, now)
 	testkit.Check(t, err)

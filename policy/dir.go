@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of a policy directory. A larger file, and files beyond the limit, are errors.
+// Limits of a policy directory. A larger file, or one file more, is an error.
 const (
 	MaxFiles    = 256
 	MaxFileSize = 64 << 10 // bytes
@@ -27,7 +27,7 @@ type file struct {
 	writer writer
 }
 
-// writer is whether a file was open for writing when it was read, and so may be incomplete.
+// writer says whether a file was open for writing when it was read, and so may be incomplete.
 type writer int
 
 const (
@@ -91,7 +91,7 @@ func readDir(dir string) (files []file, problems []Problem) {
 }
 
 func readFile(name string) ([]byte, writer, error) {
-	// A FIFO must not block us: it is opened, and then refused.
+	// A FIFO must not block the open: it is opened, and then refused.
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, unknownWriter, err
@@ -129,7 +129,7 @@ func lease(f *os.File) writer {
 
 var errTooLarge = fmt.Errorf("is larger than %d bytes", MaxFileSize)
 
-// reasonOf returns err without the path, which the Problem names already.
+// reasonOf returns err without the path, because the Problem already names it.
 func reasonOf(err error) string {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {

@@ -74,14 +74,14 @@ func (r *reader) problem(at place, key, value, format string, args ...any) {
 	r.problems = append(r.problems, Problem{File: r.file, Line: at.line, Column: at.column, Key: key, Value: value, Reason: fmt.Sprintf(format, args...)})
 }
 
-// pair is one key of a mapping, with its value.
+// pair is a key of a mapping and its value.
 type pair struct {
 	key   string
 	at    place // of the key
 	value ast.Node
 }
 
-// pairs lists a mapping. It reports and skips keys that occur twice, or are no plain text.
+// pairs lists a mapping. It reports and skips keys that occur twice or are not plain text.
 func (r *reader) pairs(n ast.Node) []pair {
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
@@ -117,8 +117,8 @@ func isMapping(n ast.Node) bool {
 	return false
 }
 
-// scalar returns the text of a node as written, without quotes. It is not ok for null, mappings and
-// lists, which have none.
+// scalar returns the text of a node as written, without quotes. ok is false for null, mappings and
+// lists.
 func scalar(n ast.Node) (text string, ok bool) {
 	switch n := n.(type) {
 	case *ast.StringNode:
@@ -258,8 +258,8 @@ func (r *reader) rule(at place, matched, set *pair) {
 	}
 }
 
-// emptyRules reports the rules without effect: only under "labels: deny", "labels: host" or "labels:
-// image" may a rule have no set.
+// emptyRules reports rules without effect: a rule may lack set only under "labels: deny", "labels:
+// host" or "labels: image".
 func (r *reader) emptyRules() {
 	if r.labels != nil && r.labels.value != "allow" {
 		return
@@ -336,7 +336,7 @@ func (r *reader) set(p pair) layer {
 		r.problem(p.at, p.key, "", "must be a mapping, like {net.rate: 50mbit}")
 		return l
 	}
-	seen := map[string]int{} // line by key, also of invalid values
+	seen := map[string]int{} // line by key, including keys with invalid values
 	r.settings(l, seen, "", p.value)
 	if len(seen) == 0 && len(r.problems) == 0 {
 		r.problem(p.at, p.key, "", "must not be empty")

@@ -17,7 +17,7 @@ const (
 	maxIOByteRate = 1 << 40 // 1024gb/s
 )
 
-// ioFigures are the names of the figures of a device.
+// ioFigures returns the names of a device's figures.
 func ioFigures() []string { return []string{"rbps", "wbps", "riops", "wiops"} }
 
 // reserved and capped return the fields of io.reserve and io.max, in the order of their names.
@@ -27,10 +27,10 @@ func (f *Figures) each() []*uint64 {
 	return []*uint64{&f.ReadBytes, &f.WriteBytes, &f.ReadIOPS, &f.WriteIOPS}
 }
 
-// FormatReserve formats reservations as the key io.reserve takes them; "" is none.
+// FormatReserve formats reservations in the form of the key io.reserve; "" is none.
 func FormatReserve(ios []IO) string { return formatDevices(ios, reserved, figureText) }
 
-// FormatMax formats caps as the key io.max takes them; "" is none.
+// FormatMax formats caps in the form of the key io.max; "" is none.
 func FormatMax(ios []IO) string { return formatDevices(ios, capped, figureText) }
 
 func figureText(name string, n uint64) string { return fmt.Sprintf(" %s=%d", name, n) }
@@ -130,7 +130,7 @@ func parseFigure(name, figure string) (uint64, error) {
 	return n, err
 }
 
-// CheckDisk returns an error unless a device is a path as io.reserve takes it.
+// CheckDisk returns an error unless d is a path that io.reserve accepts.
 func CheckDisk(d string) error {
 	odd := strings.ContainsFunc(d, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"'\=*?`, r) })
 	if !strings.HasPrefix(d, "/dev/") || path.Clean(d) != d || odd || len(d) > 128 {
@@ -139,7 +139,7 @@ func CheckDisk(d string) error {
 	return nil
 }
 
-// addIO joins io into the device's entry; s.IO stays sorted by device.
+// addIO joins io into the entry of its device. s.IO stays sorted by device.
 func (s *Settings) addIO(io IO) {
 	i, found := slices.BinarySearchFunc(s.IO, io.Device, func(o IO, d string) int { return cmp.Compare(o.Device, d) })
 	if !found {

@@ -19,7 +19,7 @@ const (
 	kubernetesEgress  = "kubernetes.io/egress-bandwidth"
 )
 
-// labelSet is the content of the labels of one container.
+// labelSet is the result of reading one container's labels.
 type labelSet struct {
 	layer    layer
 	broken   []string  // keys of invalid labels
@@ -27,12 +27,11 @@ type labelSet struct {
 	refused  []Problem // the labels that do not count for their keys, sorted
 }
 
-// parseLabels reads the labels (or annotations) of one container. It ignores labels without the
-// prefix "fairlead.", except for Kubernetes' bandwidth annotations, which stand for net.ceil and
-// net.ingress.ceil unless these are given. A broken label is a problem and leaves the others in
-// force. Labels that contradict each other are a problem too, and are both left out. leftOut are
-// labels too large to read, with their sizes in bytes. counts reports whether labels count for a
-// key.
+// parseLabels reads the labels (or annotations) of one container. It ignores labels without the prefix
+// "fairlead.", except for Kubernetes' bandwidth annotations, which stand for net.ceil and
+// net.ingress.ceil unless these are given. A broken label is a problem and leaves the others in force.
+// Labels that contradict each other are a problem too, and neither counts. leftOut are labels too large
+// to read, with their sizes in bytes. counts reports whether labels count for a key.
 func parseLabels(labels map[string]string, leftOut map[string]int, counts func(Key) bool) labelSet {
 	ls := labelSet{layer: layer{}}
 	for _, name := range ours(leftOut) {
@@ -88,7 +87,7 @@ func parseLabels(labels map[string]string, leftOut map[string]int, counts func(K
 	return ls
 }
 
-// keyOf returns the key of a label of ours, and whether there is one.
+// keyOf returns the key of one of our labels, and whether the label has one.
 func keyOf(name string) (key string, ok bool) {
 	switch name {
 	case kubernetesIngress:
@@ -101,7 +100,7 @@ func keyOf(name string) (key string, ok bool) {
 	return key, ok
 }
 
-// unread is the reason for a label of so many bytes that was left out.
+// unread returns the reason for a label of size bytes that was left out.
 func unread(size int) string {
 	if size > container.MaxLabel {
 		return fmt.Sprintf("label of %d bytes is ignored: the most is %d, with its name", size, container.MaxLabel)
@@ -109,8 +108,8 @@ func unread(size int) string {
 	return fmt.Sprintf("label is ignored: the container has more than %d, or more than %d bytes of them", container.MaxLabels, container.MaxAll)
 }
 
-// ours lists the labels meant for fairlead, sorted: those with its prefix in any case, and those
-// that are a key except for their separators.
+// ours lists the labels meant for fairlead, sorted: labels with its prefix in any case, and labels that
+// are a key except for their separators.
 func ours[V any](labels map[string]V) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(labels)), func(name string) bool {
 		return !meant(name) && name != kubernetesIngress && name != kubernetesEgress
@@ -129,7 +128,7 @@ func meant(name string) bool {
 	return known
 }
 
-// spelled converts a label with other separators, such as "fairlead-net_rate", to the form of ours.
+// spelled converts a label with other separators, such as "fairlead-net_rate", to the usual form.
 func spelled(name string) string {
 	if strings.ContainsAny(name, "-_/:") {
 		if key, known := keyOf(strings.ToLower(strings.NewReplacer("-", ".", "_", ".", "/", ".", ":", ".").Replace(name))); known {

@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// match selects containers that match all of its fields; of a list of patterns, one must match.
+// match selects containers that match all of its fields. One pattern of a list suffices.
 type match struct {
 	name, image, namespace, pod, runtime patterns
 	labels                               []labelMatch
@@ -24,13 +24,12 @@ type patterns []string
 
 // holds reports whether m selects c with these image names.
 func (m match) holds(c container.Container, images func() []string) bool {
-	// Any user with a cgroup subtree can choose such a name: it counts only if the file asks for
-	// it.
+	// Any user with a cgroup subtree can choose such a name, so it counts only if the file asks for it.
 	if m.runtime == nil && c.Source == container.CgroupSource || m.runtime != nil && !m.runtime.any(c.Source) {
 		return false
 	}
-	// A container always has a name, if an empty one; of the others "" is unknown, which no pattern
-	// matches, not even *.
+	// A container always has a name, if an empty one. An empty value of any other field is unknown, and no
+	// pattern matches it, not even *.
 	if m.name != nil && !m.name.any(c.Name) && !m.name.any(c.Short()) {
 		return false
 	}
@@ -57,8 +56,8 @@ func (ps patterns) any(s string) bool {
 	return slices.ContainsFunc(ps, func(p string) bool { return glob(p, s) })
 }
 
-// glob reports whether all of s matches the pattern, with * for any bytes (slashes too: images have
-// them) and ? for any one. It takes at most len(pattern) * len(s) steps.
+// glob reports whether the pattern matches all of s. * stands for any bytes (slashes too, because
+// images have them) and ? for any single byte. It takes at most len(pattern) * len(s) steps.
 func glob(pattern, s string) bool {
 	p, i := 0, 0
 	star, from := -1, 0 // the last * and where its match ends at present
@@ -82,10 +81,10 @@ func glob(pattern, s string) bool {
 	return p == len(pattern)
 }
 
-// imageNames lists the forms of a container's image that a pattern may match: its reference as
-// written, and its full forms, short and whole. For nginx these are nginx, nginx:latest,
-// docker.io/library/nginx and docker.io/library/nginx:latest. If the image was given by digest
-// alone its tag is empty, so that "nginx:*" matches it and "nginx:1.*" does not.
+// imageNames lists the forms of a container's image that a pattern may match: its reference as written,
+// and its full forms, short and whole. For nginx these are nginx, nginx:latest, docker.io/library/nginx
+// and docker.io/library/nginx:latest. An image that was given by digest alone has an empty tag, so that
+// "nginx:*" matches it and "nginx:1.*" does not.
 func imageNames(c container.Container) []string {
 	if c.Image == "" {
 		return nil

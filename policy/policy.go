@@ -1,13 +1,13 @@
-// Package policy computes what each container is due.
+// Package policy computes the settings of each container.
 //
-// There are two sources and one schema: labels (or annotations) on the container, and YAML files in
-// a directory. [LoadDir] and [ParseFile] make a [Policy] from files, and its Resolve makes a
-// [Target] for each container. All of that is pure and deterministic, except that LoadDir reads
-// files. [Store] keeps the last good Policy while the directory changes.
+// There are two sources and one schema: labels (or annotations) on the container, and YAML files in a
+// directory. [LoadDir] and [ParseFile] make a [Policy] from files, and its Resolve makes a [Target] for
+// each container. All of that is pure and deterministic, except that LoadDir reads files. [Store] keeps
+// the last good Policy while the directory changes.
 //
-// The package knows neither how a Target is put in force (feature/...) nor whether the host can
-// keep its promises: that is admission, which the features do. Package agent runs the Store; the
-// command line calls [Check]. docs/policy.md is the reference of the schema for users.
+// The package does not put a Target in force (feature/...), and does not check whether the host can
+// keep its promises: features do that at admission. Package agent runs the Store; the command line
+// calls [Check]. docs/policy.md is the reference of the schema for users.
 package policy
 
 import (
@@ -37,11 +37,11 @@ type rule struct {
 	trust trust // of labels, where the rule matches
 }
 
-// trust is what the labels of a container count for.
+// trust says for what a container's labels count.
 type trust struct {
-	deny   string // why they do not count at all: the place of the "labels: deny"; "" if they do
-	images bool   // those from its image count, too
-	host   bool   // they count for keys that act on others than the container, too
+	deny   string // the place of the "labels: deny" that applies; "": labels count
+	images bool   // labels from its image count, too
+	host   bool   // labels count even for keys that act on others than the container
 }
 
 // Files lists the policy's files, in order of precedence.
@@ -73,7 +73,7 @@ func (l layer) settings() (Settings, []Origin) {
 		origins = append(origins, l[key].origin)
 	}
 	for _, n := range []*Net{&s.Egress, &s.Ingress} {
-		n.Split = n.Split && n.Latency > 0 // without a latency there is nothing to split for
+		n.Split = n.Split && n.Latency > 0 // without a latency, splitting has no purpose
 	}
 	return s, origins
 }
@@ -81,16 +81,16 @@ func (l layer) settings() (Settings, []Origin) {
 // Resolve returns one Target for each container, sorted by ID, and the Problems of its policy,
 // sorted by container and key. A container without policy gets the zero Settings.
 //
-// Of several sources of a key the last one counts: the files in the order of their names, within a
-// file from top to bottom, then what the container requested of kubelet, then its labels (and then,
-// in [Store.Resolve], what was set by hand). Labels are left out, with a Problem for each, if any policy that matches the container
-// is in a file with "labels: deny", and those from its image, which are weaker than its own, unless
-// one is in a file with "labels: image". Those of a key with Host are left out, and listed in
-// Refused, unless one is in a file with "labels: host".
+// If several sources set a key, the last one counts: the files in the order of their names, within a
+// file from top to bottom, then what the container requested of kubelet, then its labels (and then, in
+// [Store.Resolve], what was set by hand). If a policy that matches the container is in a file with
+// "labels: deny", its labels do not count, with a Problem for each. Labels from its image, which are
+// weaker than its own, count only if such a policy is in a file with "labels: image". Labels for a key
+// with Host count only if one is in a file with "labels: host"; otherwise they are listed in Refused.
 //
 // An error falls back to the source before it: a broken label counts as absent. If values from
-// different sources contradict each other (a rate above its ceil), the last source does not count
-// for these keys. Resolve has no memory; [Store.Resolve] prefers the last good values.
+// different sources contradict each other (a rate above its ceil), the last source does not count for
+// these keys. Resolve has no memory; [Store.Resolve] prefers the last good values.
 func (p *Policy) Resolve(containers []container.Container) ([]Target, []Problem) {
 	targets := make([]Target, 0, len(containers))
 	var problems []Problem
@@ -110,8 +110,8 @@ func sorted(containers []container.Container) []container.Container {
 }
 
 // resolve resolves one container with its matching rules. last is what held before, by key, or nil;
-// pass the returned layer as last the next time. asked is what the container requested of kubelet,
-// and hand what was set for it by hand, or nil.
+// pass the returned layer as last the next time. asked is what the container requested of kubelet, and
+// hand what was set for it by hand, or nil.
 func (p *Policy) resolve(c container.Container, held []int, last layer, asked requests, hand layer) (Target, []Problem, layer) {
 	layers, trust := p.layersOf(held)
 	var problems, refused []Problem
@@ -144,8 +144,8 @@ func (p *Policy) resolve(c container.Container, held []int, last layer, asked re
 		problems = append(problems, ls.problems...)
 		for _, key := range ls.broken {
 			broken[key] = true
-			// Only a label stands in for a label: otherwise a value from a file would outlive its
-			// removal from that file.
+			// Only a label stands in for a label. Otherwise a value from a file would outlive its removal from
+			// that file.
 			if e, ok := last[key]; ok && e.label && !ls.layer.has(key) {
 				ls.layer[key] = e
 			}
@@ -153,8 +153,8 @@ func (p *Policy) resolve(c container.Container, held []int, last layer, asked re
 		labels = ls.layer
 		layers = append(layers, labels)
 	}
-	// Above the labels, which it leaves out, so that it gives way where it contradicts one: a ceil
-	// holds, whatever is requested.
+	// Requests come above the labels, without keys that labels set. So a request gives way if it
+	// contradicts a label: a ceil holds, whatever is requested.
 	layers = append(layers, asked.without(labels))
 	problems = append(problems, asked.problems...)
 	if len(hand) > 0 {
@@ -189,16 +189,16 @@ func (p *Policy) resolve(c container.Container, held []int, last layer, asked re
 	return t, problems, good
 }
 
-// ofImage is why a container's label does not count if its image has it too, and what its operator
-// can do: with the same value, the operator's label cannot be distinguished from the image's.
+// ofImage is the reason why a container's label does not count if its image has it too, and the remedy.
+// With the same value, the operator's label cannot be distinguished from the image's.
 const ofImage = "it counts as its image's, which has the same label and value or was removed; " +
 	"if it is yours, say labels: image in a policy file that matches the container, or run the agent with --image-labels"
 
-// ofHost is what the operator can do if a label does not count because of Key.Host.
+// ofHost is the remedy for a label that does not count because of Key.Host.
 const ofHost = "; set it in a policy file or by hand, " +
 	"or say labels: host in a policy file that matches the container"
 
-// matching lists the rules that match c, by their place in the files.
+// matching lists the rules that match c, by their indices.
 func (p *Policy) matching(c container.Container) (held []int) {
 	names := sync.OnceValue(func() []string { return imageNames(c) })
 	for i, r := range p.rules {
@@ -209,8 +209,8 @@ func (p *Policy) matching(c container.Container) (held []int) {
 	return held
 }
 
-// layersOf returns the layers of the matching rules for a container, lowest precedence first, and
-// what its labels count for.
+// layersOf returns the layers of the matching rules for a container, lowest precedence first, and the
+// trust in its labels.
 func (p *Policy) layersOf(held []int) (layers []layer, t trust) {
 	for _, i := range held {
 		r := p.rules[i]
@@ -222,7 +222,7 @@ func (p *Policy) layersOf(held []int) (layers []layer, t trust) {
 	return layers, t
 }
 
-// unmatched reports labels that files refer to, but that were left out or came with the image.
+// unmatched reports labels that files refer to but that were left out or came with the image.
 func (p *Policy) unmatched(c container.Container) []Problem {
 	if len(c.LeftOut) == 0 && len(c.ImageLabels) == 0 {
 		return nil
@@ -260,9 +260,8 @@ type contradiction struct {
 	problem Problem
 }
 
-// merge merges layers. For keys that contradict each other it takes the values of last; without
-// these, it drops the topmost layer's values until they agree, as those of a single layer always
-// do.
+// merge merges layers. For keys that contradict each other it takes the values of last. Without these,
+// it drops the topmost layer's values until the rest agrees, as values of a single layer always do.
 func merge(layers []layer, last layer) (layer, []contradiction) {
 	layers = slices.Clone(layers)
 	var found []contradiction
@@ -278,7 +277,7 @@ func merge(layers []layer, last layer) (layer, []contradiction) {
 			found = append(found, contradiction{c.keys, contradictionProblem(c, merged)})
 			if kept, ok := keep(merged, last, c.keys); ok {
 				merged = kept
-				// The kept values stand above every layer from now on.
+				// From here on, the kept values stand above every layer.
 				layers = append(without(layers, c.keys), kept.only(c.keys))
 				continue
 			}
@@ -344,7 +343,7 @@ func contradictionProblem(c conflict, l layer) Problem {
 // place returns where the value was set: "label", or "/etc/.../10-web.yaml:7".
 func (o Origin) place() string {
 	if o.Line == 0 {
-		return printableValue(o.From) // one of our words: never a label's value
+		return printableValue(o.From) // one of our own words, never the value of a label
 	}
 	return fmt.Sprintf("%s:%d", plain(o.From), o.Line)
 }

@@ -331,8 +331,8 @@ func TestResolveProperties(t *testing.T) {
 	})
 }
 
-// TestStoreProperties: over any history of policies and labels, what the Store gives is never
-// contradictory, and a container without problems gets exactly what the policy says now.
+// TestStoreProperties: over any history of policies and labels, the Store's result is never
+// contradictory, and a container without problems gets exactly the present policy.
 func TestStoreProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := NewStore("", nil)

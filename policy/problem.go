@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// Problem is one error in policy, and its place. It has either a File (with Line and Column, both
-// from 1, if known) or a Container. It implements error.
+// Problem is one error in policy, and its place: a File (with Line and Column, both from 1, if known)
+// or a Container. It implements error.
 type Problem struct {
 	File         string
 	Line, Column int

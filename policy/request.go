@@ -14,7 +14,7 @@ import (
 // RequestDomain is the domain of the extended resources that pods request of kubelet.
 const RequestDomain = "fairlead.dev/"
 
-// The resources of every host, in Mbit/s. Each named disk has two more, see [DiskResources].
+// The resources of every host, in Mbit/s. Each named disk adds two more, see [DiskResources].
 const (
 	ResourceEgress  = "egress-mbit"
 	ResourceIngress = "ingress-mbit"
@@ -23,10 +23,10 @@ const (
 // DiskResources returns the names of the resources of a disk: reads and writes per second.
 func DiskResources(name string) (reads, writes string) { return name + "-riops", name + "-wiops" }
 
-// diskName is a name of a disk: with its ending it is one that Kubernetes takes.
+// diskName matches a name of a disk that, with its ending, is valid in Kubernetes.
 var diskName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,56}$`)
 
-// CheckDiskName returns an error unless a name can be a part of Kubernetes' names of resources.
+// CheckDiskName returns an error unless a name can be part of a Kubernetes resource name.
 func CheckDiskName(name string) error {
 	if !diskName.MatchString(name) {
 		return fmt.Errorf("%s is no name for a disk: want at most 57 lower-case letters, digits and dashes", quote(name))
@@ -34,21 +34,20 @@ func CheckDiskName(name string) error {
 	return nil
 }
 
-// Disks are the disks that pods can request of, by name: paths below /dev.
+// Disks are the disks of which pods can request resources, by name: paths below /dev.
 type Disks map[string]string
 
-// NameDisks sets the disks that pods can request of. Call it before anything else.
+// NameDisks sets the disks of which pods can request resources. Call it before anything else.
 func (s *Store) NameDisks(disks Disks) { s.disks = disks }
 
-// requests is what a container requested of kubelet, in policy's keys.
+// requests is what a container requested of kubelet, by the keys of policy.
 type requests struct {
 	layer    layer
 	problems []Problem
 }
 
-// requested reads the requests of a container. What containers of one network can only be due
-// together counts for the whole pod: kubelet gives it to single containers, and the sum is the
-// pod's.
+// requested reads the requests of a container. Network bandwidth counts for the whole pod, because its
+// containers share one network: kubelet grants it to single containers, and the pod gets the sum.
 func requested(c container.Container, disks Disks) requests {
 	r := requests{layer: layer{}}
 	if len(c.Requests)+len(c.PodRequests) == 0 {
@@ -103,7 +102,7 @@ func (r *requests) add(key, value string, resources ...string) {
 	r.layer[key] = entry{set: set, origin: Origin{Key: prefix + key, Value: value, From: "request of " + RequestDomain + strings.Join(resources, ", ")}}
 }
 
-// without returns the layer of what no label says otherwise.
+// without returns the layer without keys that labels set.
 func (r requests) without(labels layer) layer {
 	l := maps.Clone(r.layer)
 	maps.DeleteFunc(l, func(key string, _ entry) bool { return labels.has(key) })

@@ -8,54 +8,53 @@ import (
 	"time"
 )
 
-// prefix is what the name of a key has before it in a label.
+// prefix precedes the name of a key in a label.
 const prefix = "fairlead."
 
-// The bounds of what makes sense. Anything outside is taken for a mistake.
-// Those of a rate are the bounds that Kubernetes puts on its annotations.
+// The range of sensible values. A value outside is taken for a mistake. The range of a rate is that of
+// Kubernetes' annotations.
 const (
 	minRate, maxRate       = 1e3, 1e15 // bit/s
 	minLatency, maxLatency = 10 * time.Microsecond, 10 * time.Second
-	// Above this real-time threads would leave too little to the host.
+	// With more, real-time threads would leave too little to the host.
 	minRealtime, maxRealtime = time.Millisecond, 500 * time.Millisecond
 	maxWeight                = 10000 // as in cgroup v2
 	maxPriority              = 65535
-	maxReserve               = 0.99       // with nothing left, no packet would ever come
-	minSteal, maxSteal       = 0.001, 1.0 // below, calm cannot be told from traffic
+	maxReserve               = 0.99       // with nothing left, no packet would ever arrive
+	minSteal, maxSteal       = 0.001, 1.0 // a smaller share cannot be told from no traffic
 
-	onOthers = "it acts on others than the container" // why labels count only by a file
+	onOthers = "it acts on others than the container" // the reason why labels count only if a file says so
 	pastHost = "it takes packets past the host's own rules"
 )
 
 // Key describes one key of the schema, for documentation and completion.
 type Key struct {
 	Name    string // without the prefix "fairlead.": "net.rate"
-	Feature string // the folder below feature/ that puts it in force
-	Form    string // what its values are
-	Example string // one of them
-	Default string // what holds without it; "" is nothing
+	Feature string // the folder below feature/ of the feature that puts it in force
+	Form    string // the form of its values
+	Example string // one value
+	Default string // the value that holds without the key; "" is none
 	Meaning string
 	Column  bool // `fairlead ps` shows its value in the feature's column
-	// Host is why labels count for the key only where a file says "labels: host"; "": they count.
+	// Host is the reason why labels count for the key only under "labels: host" in a file; "": they count.
 	Host string
 
-	// parse checks a value and gives what writes it into Settings.
+	// parse checks a value, and returns a function that writes it into Settings.
 	parse func(string) (setter, error)
-	// show gives the value in Settings as people say it elsewhere; nil: as it is
-	// written.
+	// show formats the value in Settings in common terms; nil: the value as written.
 	show func(Settings) string
 	list bool // a YAML list may stand for the value; it is joined by ";"
 }
 
-// setter writes one value into Settings, and keeps nothing of s. What it writes is a copy.
+// setter writes a copy of one value into Settings.
 type setter func(s *Settings)
 
-// Schema lists the keys in the order of the documentation. The caller must not change the list: each
-// look at a container reads it.
+// Schema lists the keys in the order of the documentation. The caller must not change the list, because
+// every look at a container reads it.
 func Schema() []Key { return schema }
 
-// FeatureOf returns the feature that puts a key into force; "" for a key that there
-// is not. The key is as in a label: "fairlead.net.rate".
+// FeatureOf returns the feature that puts a key into force, "" for an unknown key. The key is as in a
+// label: "fairlead.net.rate".
 func FeatureOf(key string) string {
 	i := slices.IndexFunc(schema, func(k Key) bool { return prefix+k.Name == key })
 	if i < 0 {
@@ -117,7 +116,7 @@ var schema = slices.Concat(
 	},
 )
 
-// netKeys are the keys of one direction.
+// netKeys returns the keys of one direction.
 func netKeys(group, way string, net func(*Settings) *Net) []Key {
 	return []Key{
 		{Name: group + "rate", Feature: "traffic", Form: "rate, 1kbit..1000tbit", Example: "50mbit", Meaning: "guaranteed bandwidth " + way,
@@ -171,7 +170,7 @@ func parseWeight(field func(*Settings) *uint32) func(string) (setter, error) {
 	}
 }
 
-// parseSwitch is of a key for which the feature has a default of its own.
+// parseSwitch parses a switch with a default that its feature chooses.
 func parseSwitch(field func(*Settings) **bool) func(string) (setter, error) {
 	return func(v string) (setter, error) {
 		on, err := onOff(v)
@@ -179,8 +178,8 @@ func parseSwitch(field func(*Settings) **bool) func(string) (setter, error) {
 	}
 }
 
-// onOff reads a switch in all the forms of YAML 1.1, whose writers turn on and off
-// into any of them: docker-compose 1.29 into True and False.
+// onOff reads a switch in all forms of YAML 1.1, because tools that write YAML change on and off into
+// any of them: docker-compose 1.29 into True and False.
 func onOff(v string) (bool, error) {
 	switch strings.ToLower(v) {
 	case "on", "true", "yes", "y":
@@ -198,8 +197,8 @@ func onOffText(on bool) string {
 	return "off"
 }
 
-// parseWord is of a key that takes one of some words, in any case. Where off is one
-// of them, it may be written as that of a switch.
+// parseWord parses one of several words, in any case. If off is among the words, any form of it that a
+// switch may have counts.
 func parseWord[W ~string](field func(*Settings) *W, words ...W) func(string) (setter, error) {
 	return func(v string) (setter, error) {
 		var known []string
@@ -240,7 +239,7 @@ func lookup(name string) (Key, bool) {
 	return schema[i], true
 }
 
-// names lists the keys that begin with before, with after put in front.
+// names lists the keys that begin with before, each with after put in front.
 func names(before, after string) []string {
 	var ns []string
 	for _, k := range schema {
@@ -265,13 +264,13 @@ func (k Key) parseValue(value string) (setter, error) {
 	return k.parse(value)
 }
 
-// conflict is a set of keys whose values cannot hold together.
+// conflict is a set of keys with values that cannot hold together.
 type conflict struct {
 	keys   []string
 	reason string
 }
 
-// conflicts finds the impossible sums in what one container is due.
+// conflicts finds impossible combinations in one container's settings.
 func conflicts(s Settings) []conflict {
 	var cs []conflict
 	for _, d := range []struct {

@@ -23,9 +23,9 @@ type Store struct {
 
 	mu     sync.Mutex
 	policy *Policy
-	good   Kept              // the source of policy, if any
+	good   Kept              // the files of policy; zero: none
 	digest [sha256.Size]byte // of what the last load read
-	loaded bool              // there was a load
+	loaded bool              // the Store has loaded once
 	last   map[container.ID]layer
 	status Status
 
@@ -84,17 +84,17 @@ func (s *Store) own(c container.Container) container.Container {
 	return c
 }
 
-// Reload reads the directory. If all of it is valid, it is in force from now on; else the last good
-// policy stays, also that of an earlier Store (see Recall), and the error is a [Problems]. If there
-// never was a good one, labels do not count either: the files may deny them.
+// Reload reads the directory. If everything in it is valid, it is in force from now on. Otherwise the
+// last good policy stays, even that of an earlier Store (see Recall), and the error is a [Problems]. If
+// there never was a good policy, labels do not count either, because the files may deny them.
 func (s *Store) Reload() error {
 	_, _, err := s.load(true, aWriter)
 	return err
 }
 
-// load reads the directory and reports whether it has changed. Without force, unchanged content is
-// not parsed again. If it finds more of a writer than accept, and there was a load, it changes
-// nothing.
+// load reads the directory and reports whether it has changed. Without force, it does not parse
+// unchanged content again. If the files may have a writer, by a larger value than accept, and there was
+// a load, it changes nothing.
 func (s *Store) load(force bool, accept writer) (news bool, found writer, err error) {
 	s.reload.Lock()
 	defer s.reload.Unlock()
@@ -126,7 +126,7 @@ func (s *Store) load(force bool, accept writer) (news bool, found writer, err er
 	return !known, found, err
 }
 
-// use puts a good policy in force, which was read at when. The caller holds s.mu.
+// use puts a good policy in force that was read at when. The caller holds s.mu.
 func (s *Store) use(p *Policy, files []file, when, now time.Time) {
 	was := s.policy.rules
 	matched := make([]time.Time, len(p.rules))
@@ -165,9 +165,9 @@ func (s *Store) Kept() Kept {
 	return s.good
 }
 
-// Recall puts the last good policy of an earlier Store in force, until a load succeeds. It ignores
-// one of another directory, and returns an error for one that is no longer valid. Call it before
-// the first load.
+// Recall puts the last good policy of an earlier Store in force, until a load succeeds. It ignores the
+// policy of another directory, and returns an error for one that is no longer valid. Call it before the
+// first load.
 func (s *Store) Recall(k Kept) error {
 	if k.Dir != s.dir || k.When.IsZero() {
 		return nil

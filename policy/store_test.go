@@ -71,7 +71,7 @@ func TestLoadDirErrors(t *testing.T) {
 	testkit.Fails(t, "a file as a directory", testkit.Err(LoadDir(notDir)))
 }
 
-// ticking is a clock that goes on by a second each time it is read.
+// ticking returns a clock that advances by a second with each reading.
 func ticking() func() time.Time {
 	now := time.Unix(1000, 0)
 	return func() time.Time { now = now.Add(time.Second); return now }
@@ -149,7 +149,7 @@ func TestIdle(t *testing.T) {
 	testkit.Same(t, "within the hour", "[]", idle())
 	pass(2*time.Minute, web)
 	testkit.Same(t, "after the hour", fmt.Sprint([]Idle{{file, 4, time.Unix(1000, 0)}}), idle())
-	// A reload of what is the same changes nothing; another pattern has its own hour.
+	// A reload of unchanged files changes nothing; another pattern starts its own hour.
 	testkit.Must(t, s.Reload())
 	if got := idle(); got == "[]" {
 		t.Error("a reload begins the hour anew")
@@ -244,8 +244,8 @@ func TestStoreKeepsLastGoodSettings(t *testing.T) {
 		{nil, nil, "", 0, nil},
 		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=2mbit (p/1.yaml:2)", 1, nil},
 		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 3mbit")}, "fairlead.net.ceil=3mbit (p/1.yaml:2)", 1, nil},
-		// What a label was once allowed to ask for does not stand in for it after that; what is set
-		// by hand needs no label.
+		// A value that a label was once allowed to set does not stand in for it later. A setting by hand
+		// needs no label.
 		{m{"fairlead.io.realtime": "20ms"}, []string{host}, "fairlead.io.realtime=20ms (label)", 0, nil},
 		{m{"fairlead.io.realtime": "fast"}, []string{host}, "fairlead.io.realtime=20ms (label)", 1, nil},
 		{m{"fairlead.io.realtime": "20ms"}, []string{host}, "fairlead.io.realtime=20ms (label)", 0, nil},
@@ -387,8 +387,8 @@ func TestWatchPolls(t *testing.T) {
 	await("the change", func() bool { return netcpuOf(s) == NetCPUIsolate })
 }
 
-// TestWatchReportsNews: looking alone is no change, nor is a file that is written again with what
-// it had.
+// TestWatchReportsNews: looking alone is no change, nor is a file that is rewritten with the same
+// content.
 func TestWatchReportsNews(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "a.yaml")

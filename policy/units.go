@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// unit is a suffix with its value.
+// unit is a suffix and its value.
 type unit struct {
 	suffix string
 	num    uint64 // in base units
 	den    uint64 // divides num; 0 is 1
 }
 
-// Unit is the form of one kind of value, for people.
+// Unit describes the form of one kind of value, for people.
 type Unit struct{ Name, Forms string }
 
 // Units lists the kinds of values that have units.
@@ -30,7 +30,7 @@ func Units() []Unit {
 	}
 }
 
-// measure is the units of a kind of quantity.
+// measure describes a kind of quantity.
 type measure struct {
 	units []unit
 	names string // of the units, for people
@@ -39,7 +39,7 @@ type measure struct {
 	hint func(number, suffix string) string
 }
 
-// rateUnits are those of tc(8), in bit/s, without its "bps", which are bytes per second there and
+// rateUnits are the units of tc(8), in bit/s, without its "bps", which means bytes per second there and
 // bits everywhere else.
 var rateUnits = []unit{
 	{"", 1, 0}, {"bit", 1, 0},
@@ -47,7 +47,7 @@ var rateUnits = []unit{
 	{"kibit", 1 << 10, 0}, {"mibit", 1 << 20, 0}, {"gibit", 1 << 30, 0}, {"tibit", 1 << 40, 0},
 }
 
-// sizeUnits are those of tc(8), in bytes: k, m and g are powers of 1024.
+// sizeUnits are the units of tc(8), in bytes: k, m and g are powers of 1024.
 var sizeUnits = []unit{
 	{"", 1, 0}, {"b", 1, 0},
 	{"k", 1 << 10, 0}, {"kb", 1 << 10, 0}, {"m", 1 << 20, 0}, {"mb", 1 << 20, 0}, {"g", 1 << 30, 0}, {"gb", 1 << 30, 0},
@@ -88,8 +88,8 @@ func FormatSize(bytes uint64) string {
 	return format(bytes, []unit{{"b", 1, 0}, {"kb", 1 << 10, 0}, {"mb", 1 << 20, 0}, {"gb", 1 << 30, 0}})
 }
 
-// ParseDuration reads a time with one of the units us, ms and s: "2ms", "0.5s". A number without a
-// unit is refused. Less than a nanosecond is dropped.
+// ParseDuration reads a time with one of the units us, ms and s: "2ms", "0.5s". It refuses a number
+// without a unit, and drops fractions of a nanosecond.
 func ParseDuration(s string) (time.Duration, error) {
 	ns, err := parseQuantity(s, measure{units: timeUnits, names: "us, ms, s"})
 	if err == nil && ns > 1<<63-1 {
@@ -178,7 +178,7 @@ func parseQuantity(s string, m measure) (uint64, error) {
 	return 0, fmt.Errorf("unknown unit %s; units are %s", quote(suffix), m.names)
 }
 
-// is reports whether a suffix is the unit's.
+// is reports whether u has this suffix.
 func (m measure) is(u unit, suffix string) bool {
 	return u.suffix == suffix || !m.exact && strings.EqualFold(u.suffix, suffix)
 }
@@ -208,7 +208,7 @@ func parseInteger(s string, low, high uint64) (uint64, error) {
 	return n, nil
 }
 
-// of is what the base of a unit counts.
+// of says whether a unit counts bits or bytes.
 type of int
 
 const (
@@ -223,8 +223,8 @@ var scales = []struct{ letters, name string }{
 	{"k", "kilo"}, {"m", "mega"}, {"g", "giga"}, {"t", "tera"}, {"", ""},
 }
 
-// foreign reads a unit in use elsewhere: "Mbps", "MB/s", "Gi", "mbits". The scale is in the letters
-// of ours, and name is its common name.
+// foreign reads a unit that is used elsewhere: "Mbps", "MB/s", "Gi", "mbits". scale is in the letters
+// of our units, and name is its common name.
 func foreign(suffix string) (scale, name string, counts of, ok bool) {
 	s := strings.ToLower(strings.Join(strings.Fields(suffix), ""))
 	for _, per := range []string{"/sec", "/s", "psec", "ps"} {
@@ -271,7 +271,7 @@ func rateHint(number, suffix string) string {
 	return fmt.Sprintf("%s may be bits or bytes: write %s, or %s for %s %sbyte%s a second", quote(suffix), asBits, asBytes, number, name, plural(number))
 }
 
-// sizeHint suggests a replacement for an unknown unit of a size, where powers are those of 1024
+// sizeHint suggests a replacement for an unknown unit of a size. There, prefixes are powers of 1024
 // with or without an i.
 func sizeHint(number, suffix string) string {
 	scale, name, counts, ok := foreign(suffix)

@@ -32,8 +32,7 @@ func TestParseRate(t *testing.T) {
 	}
 }
 
-// TestUnitHints: a unit that is not ours, and one that is read in two ways, is an
-// error that says what to write.
+// TestUnitHints: a foreign unit, and one with two readings, is an error that says what to write.
 func TestUnitHints(t *testing.T) {
 	rate := func(s string) error { _, err := ParseRate(s); return err }
 	size := func(s string) error { _, err := ParseSize(s); return err }
@@ -148,8 +147,8 @@ func TestFormatRoundTrip(t *testing.T) {
 	}
 }
 
-// FuzzParseRate: what parses can be written and read again unchanged, a larger
-// number is never a smaller rate, and errors are printable.
+// FuzzParseRate: a parsed rate can be written and read again unchanged, a larger number is never a
+// smaller rate, and errors are printable.
 func FuzzParseRate(f *testing.F) {
 	testkit.Seeds(f, "50mbit", "1.5gbit", "10mbps", "10 MB/s", "1.5gi", "50%", "64kibit", "", "-1", "1e9", "0.0000001tbit", "18446744073709551616", "18446744tbit", "5\x1b[31m", "٣mbit", "1K")
 	f.Fuzz(func(t *testing.T, s string) {

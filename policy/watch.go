@@ -13,9 +13,9 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// A burst of events ends after quiet without one, once no process has a file open for writing: half
-// a file may be valid, and mean less. If the kernel does not report writers, it takes longer. It
-// ends after Store.burst in any case.
+// A burst of events ends after quiet without an event, once no process has a file open for writing,
+// because half a file may be valid and mean something else. If the kernel does not report writers, it
+// takes quietUnknown. It ends after Store.burst in any case.
 const (
 	quiet        = 20 * time.Millisecond
 	quietUnknown = 100 * time.Millisecond
@@ -26,8 +26,8 @@ const (
 // directory need not exist, and it may be replaced as a whole; files may be written, renamed, or
 // swapped through a symbolic link, as Kubernetes does with a ConfigMap.
 //
-// Events only start a look: the content counts. As events get lost, Watch looks every 30 s in any
-// case; without inotify (Status.WatchErr) that is all it does. It returns ctx.Err().
+// Events only start a look: the content counts. Because events get lost, Watch also looks every 30 s.
+// Without inotify (Status.WatchErr) that is all it does. It returns ctx.Err().
 func (s *Store) Watch(ctx context.Context, onChange func()) error {
 	w, err := newWatcher(s.dir)
 	s.setWatchErr(err)
@@ -36,7 +36,7 @@ func (s *Store) Watch(ctx context.Context, onChange func()) error {
 	settled := time.NewTimer(0)
 	settled.Stop()
 	defer settled.Stop()
-	var since, last time.Time // of the first event of the burst, and of the last
+	var since, last time.Time // of the first and of the last event of the burst
 	look := func() {
 		s.setWatchErr(w.aim())
 		now := time.Now()
@@ -50,7 +50,7 @@ func (s *Store) Watch(ctx context.Context, onChange func()) error {
 		case now.Sub(last) >= quietUnknown:
 			accept = unknownWriter
 		}
-		// After the watches, so that no change is missed.
+		// This comes after the watches, so that no change is missed.
 		news, found, _ := s.load(false, accept)
 		if news {
 			onChange()

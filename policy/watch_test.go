@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// TestWatchWriter: a file that is being written is not read, though it would be valid, until it is
-// closed; one that is never closed is read after a while.
+// TestWatchWriter: a file that is open for writing is not read until it is closed, even if it is valid.
+// One that stays open is read after a while.
 func TestWatchWriter(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -80,8 +80,7 @@ func TestWatchWriter(t *testing.T) {
 	}
 }
 
-// TestWatchNoLease: where the kernel does not tell who writes, what is written is read all the
-// same.
+// TestWatchNoLease: if the kernel does not report writers, a written file is read all the same.
 func TestWatchNoLease(t *testing.T) {
 	dir := t.TempDir()
 	a := filepath.Join(dir, "a.yaml")

@@ -15,15 +15,15 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// maxDepth limits brackets, and list dashes on one line: the parser recurses. The schema needs 4.
+// maxDepth limits brackets, and dashes on a line, because the parser recurses. The schema needs 4.
 const maxDepth = 16
 
-// maxTokens limits the tokens of a file: the parser's time grows with their square. A thousand
+// maxTokens limits the tokens of a file, because the parser's time grows with their square. A thousand
 // short policies fit.
 const maxTokens = 20000
 
-// parse returns the bodies of the documents in data, and reports invalid YAML and parts of YAML
-// that policy files do without.
+// parse returns the bodies of the documents in data. It reports invalid YAML, and parts of YAML that
+// policy files may not use.
 func (r *reader) parse(data []byte) (docs []ast.Node) {
 	// The lexer miscounts lines that end in CR LF.
 	data = bytes.ReplaceAll(data, []byte("\r\n"), []byte("\n"))
@@ -86,8 +86,8 @@ func unfit(data []byte) (place, string) {
 	return place{}, ""
 }
 
-// unwanted reports the parts of YAML that could give a file another meaning than it appears to
-// have, or exhaust the parser.
+// unwanted reports parts of YAML that could give a file a meaning other than the apparent one, or
+// exhaust the parser.
 func (r *reader) unwanted(tokens token.Tokens) {
 	depth, dashes, line := 0, 0, 0
 	for i, tk := range tokens {

@@ -23,18 +23,18 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// reservation is what a container has reserved of one disk.
+// reservation is a container's reservation of one disk.
 type reservation struct {
-	device  string // as it was named
+	device  string // by the name that policy uses
 	disk    block.Disk
 	figures api.BlockIOFigures
-	told    string // how it is admitted, as Apply last said
+	told    string // the admission that Apply last reported
 }
 
 func (r reservation) at() decide.Disk { return decide.Disk{Major: r.disk.Major, Minor: r.disk.Minor} }
 
-// reserve reserves what a container's Target asks for. If that is refused, the container keeps what
-// it has reserved. The error is a feature.ErrPartly if that is the same.
+// reserve reserves what a container's Target asks for. If that is refused, the container keeps its
+// earlier reservation. The error is a feature.ErrPartly if the Target asks for just that one.
 func (f *BlockIO) reserve(m *managed) error {
 	asked := asks(m.target.Settings)
 	reserved, err := f.admit(m.target.Container.ID, asked)
@@ -58,8 +58,7 @@ func asks(s policy.Settings) (all []reservation) {
 	return all
 }
 
-// admit finds the disks of what a container asks to reserve. It returns an error unless all of
-// them have room.
+// admit finds the disks for the requested reservations. It returns an error unless all of them fit.
 func (f *BlockIO) admit(id container.ID, asked []reservation) (all []reservation, err error) {
 	for _, r := range asked {
 		if r.disk, err = block.Open(f.cfg.Roots.Sys, r.device); err != nil {
@@ -82,7 +81,7 @@ func (f *BlockIO) admit(id container.ID, asked []reservation) (all []reservation
 
 func (f *BlockIO) capacity(d block.Disk) decide.Capacity { return f.capacities.of[d.Identity()] }
 
-// holders returns the containers that have reserved something of a disk, except one.
+// holders returns all containers but one that have a reservation of a disk.
 func (f *BlockIO) holders(d decide.Disk, but container.ID) (out []decide.Holder) {
 	for id, m := range f.managed {
 		for _, r := range m.reserved {
@@ -95,7 +94,7 @@ func (f *BlockIO) holders(d decide.Disk, but container.ID) (out []decide.Holder)
 	return out
 }
 
-// reservedOf returns what all containers have reserved of a disk. The caller holds f.mu.
+// reservedOf returns the sum of all reservations of a disk. The caller holds f.mu.
 func (f *BlockIO) reservedOf(at decide.Disk) (sum api.BlockIOFigures) {
 	for _, h := range f.holders(at, 0) {
 		sum = decide.Plus(sum, h.Figures)
@@ -124,10 +123,10 @@ func (f *BlockIO) unverified(m *managed) error {
 	return fmt.Errorf("%w: io.reserve is protected, but unverified: %w", feature.ErrPartly, errors.Join(errs...))
 }
 
-// leastLearnt is the length of the shortest window that rates are learnt from.
+// leastLearnt is the shortest window from which learn takes rates.
 const leastLearnt = 500 * time.Millisecond
 
-// learn records the most that each disk did at once. The caller holds f.mu.
+// learn records the highest rates seen on each disk. The caller holds f.mu.
 func (f *BlockIO) learn(accounts []monitor.Account, length time.Duration) {
 	if length < leastLearnt {
 		return
@@ -135,7 +134,7 @@ func (f *BlockIO) learn(accounts []monitor.Account, length time.Duration) {
 	for at, n := range didAt(accounts, length) {
 		d, err := block.Find(f.cfg.Roots.Sys, at.Major, at.Minor)
 		if err != nil || n == (api.BlockIOFigures{}) {
-			continue // it has vanished
+			continue // the disk has vanished, or was idle
 		}
 		c := f.capacity(d)
 		if !c.See(n) {
@@ -148,7 +147,7 @@ func (f *BlockIO) learn(accounts []monitor.Account, length time.Duration) {
 	}
 }
 
-// didAt is what all together did at each disk.
+// didAt returns the rates of all I/O on each disk.
 func didAt(accounts []monitor.Account, length time.Duration) map[decide.Disk]api.BlockIOFigures {
 	did := make(map[decide.Disk]api.BlockIOFigures)
 	for _, a := range accounts {
@@ -157,8 +156,8 @@ func didAt(accounts []monitor.Account, length time.Duration) map[decide.Disk]api
 	return did
 }
 
-// capacities holds what disks can do, by block.Disk's Identity, and the file that keeps it
-// beyond the agent and the boot.
+// capacities holds the capacities of disks, by block.Disk's Identity, and the file that keeps them when
+// the agent or the host restarts.
 type capacities struct {
 	file kernel.StateFile
 	of   map[string]decide.Capacity
@@ -175,7 +174,7 @@ const capacitiesVersion = 2
 // maxCapacities bounds the file, in bytes.
 const maxCapacities = 1 << 20
 
-// loadCapacities refuses the whole file if one entry is wrong.
+// loadCapacities rejects the whole file if one entry is wrong.
 func loadCapacities(path string) (capacities, error) {
 	c := capacities{file: kernel.StateFile{Path: path, Most: maxCapacities, Durable: true}, of: make(map[string]decide.Capacity)}
 	var in capacitiesFile
@@ -196,7 +195,7 @@ func loadCapacities(path string) (capacities, error) {
 	return c, nil
 }
 
-// set records what a disk can do. If the file cannot be written, nothing changes.
+// set records the capacity of a disk. If the file cannot be written, nothing changes.
 func (c *capacities) set(id string, of decide.Capacity) error {
 	was, had := c.of[id]
 	c.of[id] = of
@@ -212,10 +211,9 @@ func (c *capacities) set(id string, of decide.Capacity) error {
 	return err
 }
 
-// Guarantees implements feature.Guarantor: reads and writes per second of the disks that the
-// operator named, if their capacity is known. Reads and writes share that, and whoever counts them
-// counts each by itself: so reads are offered one half of what can be reserved, and writes the
-// other.
+// Guarantees implements feature.Guarantor: reads and writes per second of the disks that the operator
+// named, if their capacity is known. Reads and writes share a disk, but a scheduler counts each by
+// itself. So Guarantees offers reads one half of what can be reserved, and writes the other.
 func (f *BlockIO) Guarantees() (map[string]uint64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -238,8 +236,8 @@ func (f *BlockIO) Guarantees() (map[string]uint64, error) {
 	return all, errors.Join(errs...)
 }
 
-// reprofile updates what is kept for containers with io.realtime: auto after a new profile. A
-// container that cannot have that keeps what it has until the next Apply, which reports why.
+// reprofile updates the real time of containers with io.realtime: auto after a new profile. If a
+// container cannot have the new amount, it keeps the old one until the next Apply, which reports why.
 func (f *BlockIO) reprofile() error {
 	var errs []error
 	for _, m := range f.managed {
@@ -252,7 +250,7 @@ func (f *BlockIO) reprofile() error {
 	return errors.Join(errs...)
 }
 
-// reserveKey is the key that reserves.
+// reserveKey is the policy key of reservations.
 const reserveKey = "fairlead.io.reserve"
 
 // Command implements feature.Commander. It sets the capacity of a disk, waits for events, and
@@ -273,7 +271,7 @@ func (f *BlockIO) Command(ctx context.Context, of *container.Container, ask api.
 	return nil, fmt.Errorf("blockio: no command %T", ask.Body)
 }
 
-// setCapacity notes what a disk can do.
+// setCapacity records the capacity of a disk.
 func (f *BlockIO) setCapacity(in api.CapacityRequest) (any, error) {
 	d, err := block.Open(f.cfg.Roots.Sys, in.Device)
 	if err != nil {
@@ -302,7 +300,7 @@ func (f *BlockIO) setCapacity(in api.CapacityRequest) (any, error) {
 	return f.device(d), nil
 }
 
-// change returns what has to be set for a change of a reservation.
+// change returns the policy keys to set for a change of a reservation.
 func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -326,7 +324,7 @@ func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any
 			switch {
 			case r.disk.Number() != d.Number():
 			case in.Replace:
-				ios = slices.DeleteFunc(ios, func(io policy.IO) bool { return io.Device == r.device }) // it may have been written in another way
+				ios = slices.DeleteFunc(ios, func(io policy.IO) bool { return io.Device == r.device }) // policy may have used another name of the disk
 			default:
 				return nil, refused(http.StatusConflict, "refused", "container %s has a reservation of %s already: %s", of.ID, d.Name, reservationID(of.ID, r))
 			}

@@ -20,8 +20,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/block"
 )
 
-// A reservation of a disk that has not been measured is in force at once, and says how to
-// verify it; what the disk was seen to do outlives the agent.
+// A reservation of an unmeasured disk is in force at once, and its status says how to verify it. What
+// the disk was seen to do outlives the agent.
 func TestUnverified(t *testing.T) {
 	h := newHost(t)
 	l := testkit.NewDisk(t, 4<<20)
@@ -60,7 +60,7 @@ func TestUnverified(t *testing.T) {
 	at := decide.Disk{Major: d.Major, Minor: d.Minor}
 	h.mu.Lock()
 	h.learn([]monitor.Account{{Disk: at, Container: c.ID, Reads: 60, ReadBytes: 60 * decide.SmallRequest}}, time.Second)
-	h.learn([]monitor.Account{{Disk: at, Reads: 1000}}, time.Millisecond) // too short to tell
+	h.learn([]monitor.Account{{Disk: at, Reads: 1000}}, time.Millisecond) // too short
 	h.mu.Unlock()
 	says(h.Apply(t.Context(), want), "at most 60 reads")
 	must(t, h.Close())
@@ -85,7 +85,7 @@ func TestUnverified(t *testing.T) {
 	}
 }
 
-// What is noted of disks is read again. A file of another version is not.
+// A new agent reads what was recorded of disks. It rejects a file of another version.
 func TestCapacitiesFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "capacities.json")
 	c, err := loadCapacities(path)
@@ -98,7 +98,7 @@ func TestCapacitiesFile(t *testing.T) {
 	testkit.Fails(t, "of another version", testkit.Err(loadCapacities(path)), "version 3")
 }
 
-// Another disk of the same model and size in the same place is not the one that was reserved.
+// A reservation does not pass to another disk of the same model and size in the same place.
 func TestLostToItsTwin(t *testing.T) {
 	sys := t.TempDir()
 	dir := filepath.Join(sys, "dev/block/8:0")

@@ -2,10 +2,9 @@
 // reservations against what a disk can do, measures whether they are met, names what is in the
 // way if they are not, and holds containers back if policy allows it.
 //
-// It schedules no I/O itself, and the kernel has no reservations: it acts on other containers,
-// and only while that is needed. Package monitor measures, package decide judges, and the knobs
-// are kernel/cgroup's. Package agent calls it, as a feature.Feature. README.md lists what it
-// changes on the host.
+// It schedules no I/O itself, and the kernel has no reservations: it acts on other containers, and only
+// while that is needed. Package monitor measures, package decide judges, and kernel/cgroup turns the
+// knobs. Package agent calls it, as a feature.Feature. README.md lists its changes to the host.
 package blockio
 
 import (
@@ -33,20 +32,20 @@ import (
 // name is the feature's name and the owner of its journal entries.
 const name = "blockio"
 
-// Config is what New needs.
+// Config is the argument of New.
 type Config struct {
 	feature.Host
 
-	Capacities string // the file of capacities; "": they are lost with the feature
+	Capacities string // the file of capacities; "": they end with the feature
 	Deadline   bool   // use SCHED_DEADLINE even where there are real-time groups
 
-	Disks policy.Disks // what Guarantees tells of
+	Disks policy.Disks // the disks that Guarantees reports
 
 	// Measures returns why this kernel cannot measure containers; nil: monitor.Supported.
 	Measures func() error
 }
 
-// BlockIO is the feature. See feature.Feature for how it may be called.
+// BlockIO is the feature. feature.Feature says how it may be called.
 type BlockIO struct {
 	feature.Base
 	cfg    Config
@@ -84,12 +83,12 @@ type managed struct {
 	target   policy.Target         // the last one
 	at       map[string]block.Disk // by the name in target; zero if there was none
 	reserved []reservation         // in force, even if the last Target's was refused
-	apart    bool                  // the last call of interrupts kept the network off the CPUs of its disks
+	apart    bool                  // the last call of interrupts kept network work off the CPUs of its disks
 	told     told                  // what its status last reported as missed
 	realtimeState
 }
 
-// New finds out what the host can do. It changes nothing.
+// New detects what the host can do. It changes nothing.
 func New(cfg Config) (*BlockIO, error) {
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	f := &BlockIO{
@@ -127,17 +126,17 @@ func support(l cgroup.Layout, err error, measures func() error) probe.Verdict {
 	return probe.Verdict{Level: probe.Full}
 }
 
-// Notify implements feature.Notifier. It asks for another Apply if a reservation is admitted
-// otherwise than Apply reported, or is missed.
+// Notify implements feature.Notifier. BlockIO asks for another Apply if a reservation is missed, or if
+// its admission differs from what Apply reported.
 func (f *BlockIO) Notify(changed func(container.ID)) { f.changed = changed }
 
-// Apply implements feature.Feature. Whatever of the Target can be in force is, also where
-// something else is refused.
+// Apply implements feature.Feature. It puts every part of the Target in force that it can, even if it
+// refuses another part.
 //
-// A reservation that does not fit on its disk is refused with a *decide.Refusal, and the
-// container keeps what it had reserved. One at a disk whose capacity is not known is in force.
-// Errors: feature.ErrPartly if all that is missing is what this host cannot do, or if the disk
-// has not been seen to do what is reserved.
+// A reservation that does not fit on its disk is refused with a *decide.Refusal, and the container
+// keeps its earlier reservation. A reservation on a disk of unknown capacity is in force. Errors:
+// feature.ErrPartly if only things are missing that this host cannot do, or if the disk has never been
+// seen to do what is reserved.
 func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -161,7 +160,7 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 		f.takeTurns() // ends its turns before its knobs are put back
 	}
 	errs = append(errs, f.turn(m))
-	// What all containers have together.
+	// Budgets, turns and measurements that containers share.
 	f.follow()
 	f.realtime()
 	f.takeTurns()
@@ -173,7 +172,7 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	return nil
 }
 
-// disks returns the disks that settings name now, by name; zero where there is none.
+// disks returns the disks that settings name, by name; zero for a name without a disk.
 func (f *BlockIO) disks(s policy.Settings) map[string]block.Disk {
 	at := make(map[string]block.Disk, len(s.IO))
 	for _, io := range s.IO {
@@ -182,7 +181,7 @@ func (f *BlockIO) disks(s policy.Settings) map[string]block.Disk {
 	return at
 }
 
-// joined joins errors. The result is a feature.ErrPartly only if all of them are.
+// joined joins errors. The result is a feature.ErrPartly only if all of the errors are.
 func joined(errs []error) (failed error) {
 	var partly error
 	for _, err := range errs {
@@ -219,7 +218,7 @@ func (f *BlockIO) Remove(_ context.Context, id container.ID) error {
 		return fmt.Errorf("blockio: %w", err)
 	}
 	f.follow()
-	if m != nil && !m.apart { // the host's knobs of its devices have gone with these
+	if m != nil && !m.apart { // restore has put back the host's knobs of its devices
 		return nil
 	}
 	if err := f.interrupts(nil); err != nil {
@@ -239,7 +238,7 @@ func (f *BlockIO) Prune(_ context.Context, alive func(container.ID) bool) error 
 	}), f.realtime())
 }
 
-// Close implements feature.Feature. What is in force stays, and what was decided lapses.
+// Close implements feature.Feature. Settings stay in force, and decisions lapse.
 func (f *BlockIO) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

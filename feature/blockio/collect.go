@@ -20,20 +20,20 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// measured is what is counted, and for which containers.
+// measured is the state of the measurement.
 type measured struct {
-	meter    *monitor.Meter          // nil while nothing is reserved and no report is being taken
+	meter    *monitor.Meter          // nil while there are no reservations and no report is being taken
 	lookers  int                     // reports being taken
-	watching bool                    // measure details, as a reservation is missed
-	timeless bool                    // a disk notes no times of requests, which only details know then
+	watching bool                    // measure details, because a reservation is missed
+	timeless bool                    // a disk records no times of requests, so only details measure them
 	ids      map[container.ID]uint64 // of cgroups with the io controller
 	last     reading                 // totals
 	shown    reading                 // between the last two
 	window   decide.Window           // made of shown
-	failed   string                  // why nothing is measured, as last logged
+	failed   string                  // why the measurement fails, as last logged
 }
 
-// follow opens, updates or closes the meter, as containers need it. The caller holds f.mu.
+// follow opens, updates or closes the meter, as reservations and reports need. The caller holds f.mu.
 func (f *BlockIO) follow() {
 	reserved := slices.ContainsFunc(slices.Collect(maps.Values(f.managed)), func(m *managed) bool { return len(m.reserved) > 0 })
 	if !reserved && f.lookers == 0 {
@@ -57,13 +57,12 @@ func (f *BlockIO) follow() {
 	f.tell(err)
 }
 
-// detail begins to measure details, or ends that, as they are needed. The caller holds f.mu, and
-// there is a meter.
+// detail starts or stops measuring details, as needed. The caller holds f.mu, and there is a meter.
 func (f *BlockIO) detail() error {
 	return f.meter.Detail(f.lookers > 0 || f.watching || f.timeless)
 }
 
-// tell logs once why something is not measured.
+// tell logs each reason for a failed measurement once.
 func (f *BlockIO) tell(err error) {
 	text := ""
 	if err != nil {
@@ -75,7 +74,7 @@ func (f *BlockIO) tell(err error) {
 	f.failed = text
 }
 
-// groups returns the running containers. I/O of a cgroup that has gone is not counted.
+// groups returns the running containers. I/O of a removed cgroup is not counted.
 func (f *BlockIO) groups() (groups []monitor.Group) {
 	ids := make(map[container.ID]uint64)
 	for _, c := range f.cfg.Containers.Running() {
@@ -98,19 +97,19 @@ func (f *BlockIO) groups() (groups []monitor.Group) {
 	return groups
 }
 
-// reading is what the meter and files of the kernel have counted, up to or between moments.
+// reading holds counts of the meter and of kernel files, up to one moment or between two.
 type reading struct {
 	monitor.Reading
 	delays map[container.ID]delays // of watched containers
-	stolen time.Duration           // time that the hypervisor took from the CPUs, summed up
+	stolen time.Duration           // CPU time that the hypervisor took, summed over the CPUs
 }
 
-// delays is how long a container was held up. What cannot be read is 0.
+// delays is the time that a container was held up. Values that cannot be read are 0.
 type delays struct {
 	used      time.Duration            // of CPU
-	throttled map[string]time.Duration // by quotas, summed up over CPUs, for its cgroup and each one above
+	throttled map[string]time.Duration // by quotas, summed over CPUs, for its cgroup and each parent
 	cpu, io   time.Duration            // some of its tasks waited (PSI)
-	stalls    bool                     // cpu is counted
+	stalls    bool                     // the kernel counts cpu
 }
 
 // quota returns the cgroup that throttled it the most, or "" if none did.
@@ -154,7 +153,7 @@ func (f *BlockIO) read() (r reading, err error) {
 	return r, nil
 }
 
-// measure makes a window of what happened between the last reading and now. The caller holds f.mu.
+// measure makes a window of the time since the last reading. The caller holds f.mu.
 func (f *BlockIO) measure() {
 	f.follow()
 	if f.meter == nil {
@@ -186,12 +185,12 @@ func (f *BlockIO) measure() {
 	f.window.Network = f.networkTime()
 }
 
-// glanceFor is how long details are measured where a window lacks them. Decide lasts for so much
-// longer then.
+// glanceFor is how long details are measured when a window lacks them. Decide takes that much longer
+// then.
 const glanceFor = 250 * time.Millisecond
 
-// glance lengthens the window that ends by a moment with details. The caller holds f.mu, which is
-// free meanwhile.
+// glance lengthens the window by a short time with details. The caller holds f.mu, which glance
+// releases while it waits.
 func (f *BlockIO) glance() (d, r reading, err error) {
 	f.watching = true
 	f.follow()
@@ -205,11 +204,11 @@ func (f *BlockIO) glance() (d, r reading, err error) {
 	return since(r, f.last), r, err
 }
 
-// since returns what happened between two readings, which is nothing if there was none before.
+// since returns the difference of two readings, or nothing if there was no earlier one.
 func since(now, before reading) reading {
 	d := reading{Reading: monitor.Reading{Taken: now.Taken, Lost: now.Lost}, delays: make(map[container.ID]delays)}
 	if before.Taken.IsZero() {
-		return d // the time that it was counted over is not known
+		return d // the duration is unknown
 	}
 	for id, n := range now.delays {
 		if b, had := before.delays[id]; had {
@@ -271,7 +270,7 @@ func placeOf(a monitor.Account) decide.Place {
 	return decide.Place{Container: a.Container, Disk: a.Disk}
 }
 
-// detailedAs returns a reading without details with those of an earlier one.
+// detailedAs returns a reading with the details of an earlier one.
 func (d reading) detailedAs(last reading) reading {
 	d.Detailed, d.Waits, d.Switches = last.Detailed, last.Waits, last.Switches
 	was := keyed(last.Accounts, placeOf)
@@ -283,13 +282,13 @@ func (d reading) detailedAs(last reading) reading {
 	return d
 }
 
-// windowOf makes a window of what happened between two readings.
+// windowOf makes a window of the difference of two readings.
 func (f *BlockIO) windowOf(d reading) decide.Window {
 	w := decide.Window{Taken: d.Taken, CPUs: runtime.NumCPU(), Stolen: d.stolen, Neighbours: make(map[container.ID]decide.Neighbour), Capacity: make(map[decide.Disk]decide.Capacity), Divides: make(map[decide.Disk]string)}
 	if !f.window.Taken.IsZero() {
 		w.Length = d.Taken.Sub(f.window.Taken)
 	}
-	const enough = 8 // part of a window that is to have details
+	const enough = 8 // a window is detailed if details cover at least 1/enough of it
 	w.Detailed = d.Detailed > 0 && d.Detailed >= w.Length/enough
 	accounts := keyed(d.Accounts, placeOf)
 	for _, c := range f.cfg.Containers.Running() {
@@ -308,10 +307,10 @@ func (f *BlockIO) windowOf(d reading) decide.Window {
 	for id, m := range f.managed {
 		for _, r := range m.reserved {
 			if f.lost(r) {
-				continue // it cannot be met
+				continue // nothing can meet it
 			}
 			w.Capacity[r.at()] = f.capacity(r.disk).OrAssumed(f.reservedOf(r.at()))
-			if d, err := block.Find(f.cfg.Roots.Sys, r.disk.Major, r.disk.Minor); err == nil { // its scheduler may have been changed
+			if d, err := block.Find(f.cfg.Roots.Sys, r.disk.Major, r.disk.Minor); err == nil { // its scheduler may have changed
 				w.Divides[r.at()] = f.divides(d)
 			}
 			a, delayed := accounts[decide.Place{Container: id, Disk: r.at()}], d.delays[id]
@@ -320,7 +319,7 @@ func (f *BlockIO) windowOf(d reading) decide.Window {
 				Waited: make(map[container.ID]time.Duration), Quota: delayed.quota(), Pressure: delayed.cpu, Stalls: delayed.stalls, Used: delayed.used, Interrupts: m.interrupts(), May: f.mayHelp(m),
 			}
 			for _, wait := range d.Waits {
-				if wait.Victim == id && w.Detailed { // as if that were the whole window
+				if wait.Victim == id && w.Detailed { // scaled up to the whole window
 					demand.Waited[wait.Culprit] = time.Duration(float64(wait.IO) * w.Length.Seconds() / d.Detailed.Seconds())
 				}
 			}
@@ -331,7 +330,7 @@ func (f *BlockIO) windowOf(d reading) decide.Window {
 	return w
 }
 
-// yields returns what policy allows. A decision only replaces auto.
+// yields returns what policy allows. The agent only decides where policy says auto.
 func yields(t policy.Target) policy.Yield {
 	if origin(t, yieldKey).Instead != "" {
 		return policy.YieldAuto
@@ -347,7 +346,7 @@ func achieved(a monitor.Account, length time.Duration) api.BlockIOFigures {
 	return api.BlockIOFigures{ReadIOPS: rate(a.Reads), WriteIOPS: rate(a.Writes), ReadBytes: rate(a.ReadBytes), WriteBytes: rate(a.WriteBytes)}
 }
 
-// look measures all containers for a time, and returns what happened.
+// look measures all containers for some time, and returns the difference.
 func (f *BlockIO) look(ctx context.Context, over time.Duration) (d reading, length time.Duration, err error) {
 	read := func() (reading, error) {
 		f.mu.Lock()

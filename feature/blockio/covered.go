@@ -25,8 +25,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// cover does what is left to do for a Target, and reports what of it does not hold on this
-// host: the error is then a feature.ErrPartly with all of that.
+// cover takes the remaining steps for a Target. Its error is a feature.ErrPartly that lists everything
+// that does not hold on this host.
 func (f *BlockIO) cover(m *managed) error {
 	var errs []error
 	for _, step := range []func(*managed) error{f.unverified, f.interrupts, f.unweighed, f.unthrottled, f.unpromoted, f.unmet} {
@@ -35,8 +35,8 @@ func (f *BlockIO) cover(m *managed) error {
 	return joined(errs)
 }
 
-// unweighed returns why the weight of policy has no effect, or not on all writes. It returns nil
-// if a disk divides by weight.
+// unweighed returns why the weight of policy has no effect, or misses some writes. It returns nil if a
+// disk divides by weight.
 func (f *BlockIO) unweighed(m *managed) error {
 	t := m.target
 	if t.Settings.IOWeight == 0 {
@@ -58,7 +58,7 @@ func (f *BlockIO) unweighed(m *managed) error {
 
 const onV1 = "cgroup v1 counts them for nobody (boot with cgroup v2, and use ext4, XFS or Btrfs)"
 
-// unthrottled returns which I/O passes the caps of a container, or nil.
+// unthrottled returns which I/O escapes the caps of a container, or nil.
 func (f *BlockIO) unthrottled(m *managed) error {
 	t := m.target
 	c := t.Container.Cgroup
@@ -80,7 +80,7 @@ func (f *BlockIO) unthrottled(m *managed) error {
 			return err
 		}
 		mounts, err := d.Mounts(f.cfg.Roots.Proc, f.cfg.Roots.Sys, strconv.Itoa(t.Container.PID))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // the container has ended
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // else the container has ended
 			return err
 		}
 		for _, m := range mounts {
@@ -103,23 +103,23 @@ func (f *BlockIO) unthrottled(m *managed) error {
 	return fmt.Errorf("%w: io.max: %s", feature.ErrPartly, strings.Join(reasons, "; "))
 }
 
-// writeback reports whether buffered writes to a mount count for the writer: with data=journal
-// those of ext4 do not.
+// writeback reports whether the kernel charges buffered writes on a mount to the writer. ext4 with
+// data=journal does not.
 func writeback(m mountinfo.Mount) bool {
 	options := strings.Split(m.Super, ",")
 	return slices.Contains(options, "ro") ||
 		slices.Contains([]string{"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"}, m.Type) && !slices.Contains(options, "data=journal")
 }
 
-// maxBelow bounds how many cgroups of a container are looked at.
+// maxBelow bounds the number of cgroups below a container's that populated examines.
 const maxBelow = 256
 
-// populated finds a cgroup below dir that has processes, by its path there; "" if none has.
+// populated returns the relative path of a cgroup below dir that has processes, or "".
 func populated(dir string) (found string) {
 	seen := 0
 	filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.IsDir() || path == dir {
-			return nil // it has vanished
+			return nil // the cgroup has vanished
 		}
 		if seen++; seen > maxBelow {
 			return filepath.SkipAll
@@ -129,7 +129,7 @@ func populated(dir string) (found string) {
 			return nil
 		}
 		defer f.Close()
-		if n, _ := f.Read(make([]byte, 1)); n > 0 { // all of it would be as long as the container likes
+		if n, _ := f.Read(make([]byte, 1)); n > 0 { // the container controls the length of the whole file
 			found, _ = filepath.Rel(dir, path)
 			return filepath.SkipAll
 		}
@@ -151,7 +151,7 @@ func (f *BlockIO) standing(id container.ID, r reservation) decide.Standing {
 	return s
 }
 
-// lost reports whether the disk of a reservation has gone, or another is in its place.
+// lost reports whether the disk of a reservation has gone or was replaced.
 func (f *BlockIO) lost(r reservation) bool {
 	now, err := block.Find(f.cfg.Roots.Sys, r.disk.Major, r.disk.Minor)
 	return err != nil || now.Identity() != r.disk.Identity() || now.Sequence != r.disk.Sequence
@@ -167,20 +167,20 @@ func (f *BlockIO) unmet(m *managed) error {
 	return fmt.Errorf("%w: %s", feature.ErrPartly, strings.Join(reasons, "; "))
 }
 
-// told is what a container's status last reported as missed, and when.
+// told is the list of missed reservations in a container's last status, and when it was reported.
 type told struct {
 	what string
 	at   time.Time
 }
 
-// tellAgain is how long a status stays as it is at least.
+// tellAgain is the shortest time between two reports of missed reservations.
 const tellAgain = 5 * time.Second
 
-// tellChanged asks for another Apply of containers whose status is not what Apply reported: a name in
-// their policy has come to lead to another disk, to none, or to a disk again (the kernel drops limits
-// together with a disk); somebody has placed otherwise what was kept off disks' CPUs; a reservation is
-// newly missed, met again, or missed for another reason; or, once the last window has been judged, a
-// reservation is admitted otherwise. The caller holds f.mu.
+// tellChanged asks for another Apply of each container whose status is out of date. That is so if a
+// name in its policy leads to another disk, to none, or to a disk again (the kernel drops limits
+// together with a disk); if others have overwritten a setting that kept work off the CPUs of disks; if
+// a reservation is newly missed, met again, or missed for another reason; or, once the last window has
+// been judged, if the admission of a reservation has changed. The caller holds f.mu.
 func (f *BlockIO) tellChanged(now time.Time, judged bool) {
 	same := func(a, b block.Disk) bool { return a.Number() == b.Number() && a.Sequence == b.Sequence }
 	by, _, err := f.cfg.Journal.Overwritten(kernel.Opener(f.cfg.Roots), places)
@@ -191,7 +191,7 @@ func (f *BlockIO) tellChanged(now time.Time, judged bool) {
 	for id, m := range f.managed {
 		changed := moved && m.apart || judged && slices.ContainsFunc(m.reserved, func(r reservation) bool { return f.admission(r).How != r.told })
 		if at := f.disks(m.target.Settings); !maps.EqualFunc(at, m.at, same) {
-			m.at, changed = at, true // Apply may be long in coming
+			m.at, changed = at, true // Apply may take long to come
 		}
 		if what, _ := f.missed(m); what != m.told.what && now.Sub(m.told.at) >= tellAgain {
 			m.told, changed = told{what, now}, true
@@ -202,8 +202,8 @@ func (f *BlockIO) tellChanged(now time.Time, judged bool) {
 	}
 }
 
-// missed names the missed reservations of a container, and why. what stays the same while figures
-// alone change.
+// missed lists the missed reservations of a container with their reasons. what does not change when
+// only figures do.
 func (f *BlockIO) missed(m *managed) (what string, reasons []string) {
 	for _, r := range m.reserved {
 		if s := f.standing(m.target.Container.ID, r); s.Missed() {
@@ -218,17 +218,17 @@ func (f *BlockIO) missed(m *managed) (what string, reasons []string) {
 	return what, reasons
 }
 
-// quotaPart is the part of one CPU that YieldQuota leaves.
-const quotaPart = 5 // a fifth
+// quotaPart divides one CPU: YieldQuota leaves a container one part.
+const quotaPart = 5
 
-// setting is a knob that a Target asks for, the value, and when that lapses.
+// setting is a knob that a Target asks for, its value, and when that lapses.
 type setting struct {
 	journal.Setting
 	until time.Time
 }
 
-// knobs are what a Target asks for on the host. What cannot be had is an error, and keeps
-// what is in force of it as it is.
+// knobs returns the knobs that a Target asks for. If a part is impossible, the error says so, and keep
+// matches the knobs of that part, which stay as they are.
 func (f *BlockIO) knobs(m *managed) (all []setting, keep func(journal.Ref) bool, err error) {
 	t := m.target
 	mayRaise := unweighable(t) == ""
@@ -239,7 +239,7 @@ func (f *BlockIO) knobs(m *managed) (all []setting, keep func(journal.Ref) bool,
 	}
 	caps, capErr := f.maxima(m)
 	add(maxKey, caps...)
-	var quota journal.Ref // that could not be read
+	var quota journal.Ref // of the quota that could not be read
 	keep = func(r journal.Ref) bool { return capErr != nil && cgroup.IsThrottle(r) || r == quota }
 	c := t.Container.Cgroup
 	if w := t.Settings.IOWeight; w != 0 && c.IO != "" {
@@ -266,7 +266,7 @@ func (f *BlockIO) knobs(m *managed) (all []setting, keep func(journal.Ref) bool,
 		k, value := cgroup.Quota(c.CPU, c.CPU == c.V2, b.Period/quotaPart, b.Period)
 		if err != nil {
 			quota, err = k.Ref(), fmt.Errorf("io.yield: %w", err)
-		} else if !b.Limited || b.Quota > b.Period/quotaPart { // nothing of ours is looser than the owner's
+		} else if !b.Limited || b.Quota > b.Period/quotaPart { // our quota must never be looser than the owner's
 			add(yieldKey, journal.Setting{Knob: k, Value: value})
 		}
 	}
@@ -284,8 +284,8 @@ func unweighable(t policy.Target) string {
 	return ""
 }
 
-// maxima are the lines that cap a container at its disks. Of what is capped already, by
-// Docker or an administrator, the stricter counts.
+// maxima returns the lines that cap a container at its disks. Where Docker or an administrator has set
+// a cap already, the stricter one counts.
 func (f *BlockIO) maxima(m *managed) (lines []journal.Setting, err error) {
 	c := m.target.Container.Cgroup
 	named := make(map[string]string)
@@ -318,9 +318,9 @@ func (f *BlockIO) maxima(m *managed) (lines []journal.Setting, err error) {
 	return lines, nil
 }
 
-// above raises caps to what the container itself has reserved at the disk: it may have
-// reserved it, or by another name of the disk, after the caps were decided. Bytes that are
-// reserved alone may be of the smallest requests.
+// above raises caps to what the container itself has reserved on the disk: it may have made the
+// reservation, or made it by another name of the disk, after the caps were decided. A reservation of
+// bytes alone allows for requests of the smallest size.
 func (m *managed) above(d block.Disk, l cgroup.Limits) cgroup.Limits {
 	for _, r := range m.reserved {
 		if r.disk.Number() != d.Number() {
@@ -345,7 +345,7 @@ func (m *managed) above(d block.Disk, l cgroup.Limits) cgroup.Limits {
 	return l
 }
 
-// turn brings the host to a Target, and puts back what the last one asked for beyond it.
+// turn brings the knobs to a Target, and restores those that only the last Target asked for.
 func (f *BlockIO) turn(m *managed) error {
 	all, keep, err := f.knobs(m)
 	errs := []error{err}

@@ -22,8 +22,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// On cgroup v1 buffered writes pass a cap, and so does whatever is in a cgroup below that
-// of the container: that is no cap that holds. Reads of the container's own are capped.
+// On cgroup v1 neither buffered writes nor a cgroup below the container's obey a cap. The status says
+// so. Reads of the container itself are capped.
 func TestThrottleCovered(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(1000)
@@ -52,7 +52,7 @@ func mustSayPartly(t *testing.T, err error, partly bool, text string) {
 	}
 }
 
-// On cgroup v2 it depends on the file systems that the container sees of the disk.
+// On cgroup v2 that depends on the file systems of the disk that the container sees.
 func TestWritebackCovered(t *testing.T) {
 	for _, x := range []struct {
 		mounts []string // type, options
@@ -73,20 +73,20 @@ func TestWritebackCovered(t *testing.T) {
 	}
 }
 
-// All that does not hold is said, and not the first alone.
+// The status lists everything that does not hold, not only the first part.
 func TestCoverSaysAll(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(1000)
 	c, cg := h.container("batch")
 	if cg.IO == cg.V2 {
-		return // TestThrottleCovered says it of the other kind of host
+		return // TestThrottleCovered checks this on cgroup v1
 	}
 	err := h.Apply(t.Context(), target(t, c, "io.max: "+l.Path+" wiops=5", "io.weight: 50"))
 	mustSayPartly(t, err, true, "io.weight 50")
 	mustSayPartly(t, err, true, "io.max: buffered writes")
 }
 
-// The quota that held a container back the most is that of its own cgroup or of one above.
+// Both the container's own cgroup and its parents count when the report names the strictest quota.
 func TestQuotaOf(t *testing.T) {
 	before := reading{Reading: monitor.Reading{Taken: second(0)}, delays: map[container.ID]delays{
 		victim: {throttled: map[string]time.Duration{"/pod/db": time.Second, "/pod": time.Minute}},
@@ -101,8 +101,8 @@ func TestQuotaOf(t *testing.T) {
 	testkit.Same(t, "quota of", "", (delays{}).quota())
 }
 
-// A reservation that is missed is in force in part only: the status says why and what would
-// mend it, and is brought up to date when that changes, but not each second.
+// A missed reservation makes the status partly, with the reason and the remedy. The status changes with
+// these, but not every second.
 func TestMissedIsPartly(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(2000)
@@ -151,9 +151,9 @@ func TestMissedIsPartly(t *testing.T) {
 	must(t, h.Remove(ctx, c.ID))
 }
 
-// A cap holds at the disk to which its name leads, also after that has changed, after the disk was away,
-// and after its table of partitions was read again. A disk that is used anew is another by the same
-// number: what was measured of it before does not hold.
+// A cap holds on the disk to which its name leads, even after that has changed, after the disk was
+// away, and after its partition table was read again. A new disk with the same number is another disk:
+// measurements of the old one do not hold for it.
 func TestNameMoves(t *testing.T) {
 	h := newHost(t)
 	var told []container.ID
@@ -216,8 +216,8 @@ func TestNameMoves(t *testing.T) {
 	must(t, h.Remove(t.Context(), db.ID))
 }
 
-// A reservation that no longer fits stays as it was admitted, and everything else that
-// policy says of its container is done all the same; so it is with one that is refused.
+// A reservation that no longer fits stays as it was admitted, and the rest of the container's policy is
+// still applied. The same holds for a refused reservation.
 func TestReservationThatDoesNotFit(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(10_000)
@@ -248,9 +248,8 @@ func TestReservationThatDoesNotFit(t *testing.T) {
 	}
 }
 
-// Caps that somebody else has set count where they are stricter, also those that policy
-// does not name, and are back in the end. Two names of a disk are refused, and leave what
-// is in force.
+// A cap that others have set counts if it is stricter, even if policy does not name it, and is restored
+// in the end. Two names of a disk are refused, and change nothing that is in force.
 func TestStricterCaps(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(1000)
@@ -289,8 +288,7 @@ func TestStricterCaps(t *testing.T) {
 	}
 }
 
-// What policy itself says holds until it is changed; with a decision lapses only what was
-// decided.
+// A value of policy holds until it changes. When a decision lapses, only its own value goes.
 func TestUntil(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(1000)
@@ -314,7 +312,7 @@ func TestUntil(t *testing.T) {
 	}
 }
 
-// alias gives a disk another name, below /dev as policy's must be.
+// alias gives a disk another name, below /dev as policy requires.
 func alias(t *testing.T, disk string) (name string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev", "fl-test-")
@@ -341,10 +339,9 @@ func (h *host) group(above testkit.CG, name string) (container.Container, int) {
 	return c, sleeper.Pid
 }
 
-// A budget in a real-time group is renewed with the decision for it, the parent's too. It
-// is that part of the group's period that it is of a second. What one container cannot have
-// is no error of another. A thread is what it was before, also where its group keeps a
-// budget of its own.
+// A decision renews its budget in a real-time group, and the parent's. The knob has the same part of
+// the group's period as the budget has of a second. A refusal for one container is no error for
+// another. Threads return to their old policy, even if their group keeps a budget of its own.
 func TestRealtimeGroups(t *testing.T) {
 	h := newRealtime(t)
 	a, b, above := h.a, h.b, h.above
@@ -371,7 +368,7 @@ func TestRealtimeGroups(t *testing.T) {
 
 	must(t, h.Apply(t.Context(), target(t, b, "netcpu: observe")))
 	h.check("b has its own again", "80000 5000 30000", true, false)
-	h.managed[a.ID].kept, h.managed[a.ID].helpWant = 2*time.Second, 2*time.Second // which the kernel refuses
+	h.managed[a.ID].kept, h.managed[a.ID].helpWant = 2*time.Second, 2*time.Second // the kernel refuses it
 	testkit.Is(t, "of another container", h.Apply(t.Context(), target(t, b, "netcpu: observe")), nil)
 	testkit.Fails(t, "no error of the one that cannot have its budget", h.managed[a.ID].unbudgeted)
 	must(t, h.Remove(t.Context(), a.ID))
@@ -382,7 +379,7 @@ func TestRealtimeGroups(t *testing.T) {
 	must(t, cgroup.RT(above.CPU).Write("0"))
 }
 
-// Nor does one that was decided before the container had reserved anything.
+// The same holds for a decision from before the reservation.
 func TestAbove(t *testing.T) {
 	d := block.Disk{Major: 7}
 	for _, x := range []struct {

@@ -22,14 +22,14 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// The keys that are decided about.
+// The keys that the agent decides.
 const (
 	yieldKey  = "fairlead.io.yield"
 	weightKey = "fairlead.io.weight"
 	maxKey    = "fairlead.io.max"
 )
 
-// judged is what was decided, and what for.
+// judged holds the decisions and their reasons.
 type judged struct {
 	control   decide.Control
 	standings map[decide.Place]decide.Standing // after the last window
@@ -38,8 +38,8 @@ type judged struct {
 	decided   map[decided]bool // decisions to take back
 }
 
-// Adopt implements feature.Decider. Who was made to yield a CPU goes on to; weights
-// and caps are decided anew if they are needed.
+// Adopt implements feature.Decider. A container that yields a CPU continues to yield. Weights and caps
+// are decided anew if they are needed.
 func (f *BlockIO) Adopt(left []journal.Entry) []policy.Decision {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -78,16 +78,16 @@ func (f *BlockIO) Adopt(left []journal.Entry) []policy.Decision {
 func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.Decision, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.promote() // threads that are new
+	f.promote() // new threads
 	err = f.shorten()
 	f.measure()
 	w := f.window
 	if f.meter == nil {
-		// Nothing is reserved, so that nothing needs to be done any more.
+		// Nothing is reserved, so nothing needs to be done.
 		w = decide.Window{Taken: time.Now(), Length: time.Second, Neighbours: f.windowOf(reading{}).Neighbours}
 	}
 	w.Complete = complete
-	judged := f.meter != nil || complete // else a reservation may only not be known yet
+	judged := f.meter != nil || complete // else a reservation may exist that the agent does not know yet
 	if judged {
 		f.control.Next(w)
 		f.standings, f.actions = f.control.Standings(), f.control.Actions()
@@ -125,7 +125,7 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 				out = append(out, d)
 			} else if f.decided[at] {
 				delete(f.decided, at)
-				d.Expiry = time.Unix(1, 0) // one that has lapsed takes back what was decided before
+				d.Expiry = time.Unix(1, 0) // an expired decision takes back the earlier one
 				out = append(out, d)
 			}
 		}
@@ -133,13 +133,13 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 	return out, err
 }
 
-// decided names a decision for which policy has no word to come back to.
+// decided identifies a decision that policy cannot undo with a value of its own.
 type decided struct {
 	container container.ID
 	key       string
 }
 
-// divides returns what divides a disk by the weights of cgroups, or "".
+// divides returns the name of the mechanism that divides a disk by cgroup weights, or "".
 func (f *BlockIO) divides(d block.Disk) string {
 	switch {
 	case d.Scheduler == "bfq":
@@ -150,8 +150,8 @@ func (f *BlockIO) divides(d block.Disk) string {
 	return ""
 }
 
-// caps is the value of io.max that joins what policy caps with what an Action does; "" if
-// the Action caps nothing.
+// caps returns the value of io.max that combines the caps of policy with those of an Action; "" if the
+// Action has none.
 func (f *BlockIO) caps(t policy.Target, a decide.Action) string {
 	if len(a.Caps) == 0 {
 		return ""
@@ -163,7 +163,7 @@ func (f *BlockIO) caps(t policy.Target, a decide.Action) string {
 		if err != nil {
 			continue // it has vanished
 		}
-		// Policy may have named it otherwise.
+		// Policy may use another name of the disk.
 		i := slices.IndexFunc(ios, func(io policy.IO) bool {
 			d, err := block.Open(f.cfg.Roots.Sys, io.Device)
 			return err == nil && d.Number() == disk.Number()
@@ -187,7 +187,7 @@ func lower(a, b uint64) uint64 {
 	return min(a, b)
 }
 
-// diskName is the name of a disk, or its number if it has vanished.
+// diskName returns the name of a disk, or its number if the disk has vanished.
 func (f *BlockIO) diskName(d decide.Disk) string {
 	if disk, err := block.Find(f.cfg.Roots.Sys, d.Major, d.Minor); err == nil {
 		return disk.Name
@@ -195,7 +195,7 @@ func (f *BlockIO) diskName(d decide.Disk) string {
 	return d.String()
 }
 
-// actionText describes what is done to a container.
+// actionText describes the measures that are applied to a container.
 func (f *BlockIO) actionText(id container.ID, a decide.Action) string {
 	var parts []string
 	if a.Help != "" {
@@ -220,7 +220,7 @@ func (f *BlockIO) actionText(id container.ID, a decide.Action) string {
 	return strings.Join(parts, "; ")
 }
 
-// refused is the caller's fault, and why.
+// refused returns an error that is the caller's fault.
 func refused(status int, code, format string, args ...any) error {
 	return &api.Error{Status: status, Code: code, Text: fmt.Sprintf(format, args...)}
 }
@@ -238,7 +238,7 @@ const maxEvents = 256
 
 func newEventLog() *eventLog { return &eventLog{added: make(chan struct{})} }
 
-// add gives events their ids, and wakes those who wait for them.
+// add gives events their ids, and wakes the waiters.
 func (l *eventLog) add(events []api.BlockIOEvent) {
 	if len(events) == 0 {
 		return
@@ -262,8 +262,8 @@ func (l *eventLog) kept() []api.BlockIOEvent {
 	return slices.Clone(l.all)
 }
 
-// wait waits for events with a larger id. It takes an id that it has not reached for one of
-// an earlier agent, and returns all events.
+// wait waits for events with a larger id. An id beyond the last one is from an earlier agent, so wait
+// returns all events then.
 func (l *eventLog) wait(ctx context.Context, id uint64) ([]api.BlockIOEvent, error) {
 	for {
 		l.mu.Lock()
@@ -284,7 +284,7 @@ func (l *eventLog) wait(ctx context.Context, id uint64) ([]api.BlockIOEvent, err
 	}
 }
 
-// maxEvidence limits the events that are evidence: earlier ones are about what is over.
+// maxEvidence limits the events that are evidence: older ones describe situations that are over.
 const maxEvidence = 8
 
 // Evidence implements feature.Witness: the latest events in which a container is the victim

@@ -21,8 +21,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// crowd makes a reservation that no disk could meet, and a neighbour in its way: by each
-// single write, as so few are all of the capacity.
+// crowd makes a reservation that no disk can meet, and a neighbour that interferes: a single write
+// exceeds so small a capacity.
 func (h *host) crowd() (l *testkit.Disk, batch container.Container, cg testkit.CG, hog *load.Board) {
 	h.t.Helper()
 	l = h.disk(1000)
@@ -35,7 +35,7 @@ func (h *host) crowd() (l *testkit.Disk, batch container.Container, cg testkit.C
 	return l, batch, cg, run(h.t, cg, "disk", "--to", l.Path, "--size", "4096", "--conns", "16", "--writes", "100")
 }
 
-// decide does what the agent does in a second, and gives what is in force then.
+// decide does what the agent does each second, and returns what is in force then.
 func (h *host) decide(t policy.Target) policy.Target {
 	h.t.Helper()
 	all, err := h.Decide([]policy.Target{t}, true)
@@ -51,7 +51,7 @@ func (h *host) decide(t policy.Target) policy.Target {
 	return decided
 }
 
-// untilDecided waits until what is in force is as wanted.
+// untilDecided waits until the wanted state is in force.
 func (h *host) untilDecided(what string, leave policy.Target, ok func(policy.Target) bool) policy.Target {
 	h.t.Helper()
 	for end := time.Now().Add(90 * time.Second); ; time.Sleep(200 * time.Millisecond) {
@@ -65,8 +65,8 @@ func (h *host) untilDecided(what string, leave policy.Target, ok func(policy.Tar
 	}
 }
 
-// A neighbour in the way at a disk that does not divide by weight is capped, and let go
-// once policy says so; one that reserves something itself is not capped below that.
+// A neighbour that interferes on a disk without weights is capped, and released when policy says so. If
+// it has a reservation itself, its cap never goes below that.
 func TestCapping(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t)
@@ -85,8 +85,8 @@ func TestCapping(t *testing.T) {
 		t.Errorf("no evidence: %+v", capped.Origins)
 	}
 
-	// The same cap, decided before it was known that the container has reserved more, and
-	// by another name of the disk.
+	// The same cap, decided before the agent knew of a larger reservation, and by another name of the
+	// disk.
 	reserving := target(t, batch, "io.reserve: "+alias(t, l.Path)+" riops=300")
 	stale, err := reserving.With([]policy.Decision{{Container: batch.ID, Key: maxKey, Value: l.Path + " riops=20 wiops=20", Expiry: time.Now().Add(time.Hour)}}, time.Now())
 	must(t, err)
@@ -95,7 +95,7 @@ func TestCapping(t *testing.T) {
 		t.Errorf("one that has reserved 300 reads is capped at %q, want %q", got, want)
 	}
 
-	// Once it has reserved something, nothing is done to it.
+	// Once it has a reservation, it is left alone.
 	h.untilDecided("it is let go", reserving, func(d policy.Target) bool {
 		now, _ := throttle(t, cg, l, cgroup.Limits{})
 		return now == "" && len(d.Settings.IO) == 1
@@ -103,7 +103,7 @@ func TestCapping(t *testing.T) {
 	testkit.None(t, "left in the journal", h.journal.Entries())
 }
 
-// At a disk that divides by weight, the neighbour's is lowered before it is capped.
+// On a disk with weights, the neighbour's weight falls before it is capped.
 func TestWeighing(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t)
@@ -130,7 +130,7 @@ func TestWeighing(t *testing.T) {
 	}
 	h.untilDecided("it is capped", leave, func(d policy.Target) bool { return len(d.Settings.IO) > 0 && d.Settings.IOWeight == decide.LastWeight })
 
-	// An agent that is killed now leaves both; the next one decides anew.
+	// A killed agent leaves both, and the next one decides anew.
 	hog.SetRate(0)
 	must(t, h.Close())
 	h.open()
@@ -147,9 +147,8 @@ func TestWeighing(t *testing.T) {
 	}
 }
 
-// What a hostile container does about it does not help it: it is the culprit, and held
-// back, with a nice value of -20, in a cgroup of its own below, of all weight, and however
-// many tasks it forks.
+// A hostile container does not escape: it is the culprit and is held back, even with a nice value of
+// -20, in a child cgroup of the largest weight, and with any number of forked tasks.
 func TestHostile(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(100_000_000)
@@ -169,7 +168,7 @@ func TestHostile(t *testing.T) {
 	start, err := cmd.StdinPipe()
 	must(t, err)
 	must(t, cmd.Start())
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() }) // the rest goes with the cgroup
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() }) // the rest ends with the cgroup
 	child.Add(t, cmd.Process.Pid)
 	must(t, unix.Setpriority(unix.PRIO_PROCESS, cmd.Process.Pid, -20))
 	var set unix.CPUSet
@@ -183,7 +182,7 @@ func TestHostile(t *testing.T) {
 		return d.Settings.IOYield == policy.YieldIdle || d.Settings.IOYield == policy.YieldQuota
 	}
 	h.untilDecided("it yields", leave, yields)
-	must(t, knob.Write(fmt.Sprint(weights.Most))) // what is above decides
+	must(t, knob.Write(fmt.Sprint(weights.Most))) // the parent decides
 	for range 3 {
 		time.Sleep(100 * time.Millisecond)
 		if d := h.decide(leave); !yields(d) {

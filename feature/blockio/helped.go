@@ -21,21 +21,21 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// helpKey is decided about where policy says auto, which is the default.
+// helpKey is a key that the agent decides where policy says auto, which is the default.
 const helpKey = "fairlead.io.help"
 
-// turnPeriod is how often threads that take turns are real-time, for the budget's part of it.
-// So the budget is never used up, whatever they do: a thread beyond it would wait for the rest
-// of the second, and one between two turns has its weight.
+// turnPeriod is the interval at which threads that take turns become real-time, each time for the
+// budget's share of it. So they can never use up the budget: a thread without budget would wait for the
+// rest of the second, but a thread between two turns still has its weight.
 const turnPeriod = 100 * time.Millisecond
 
-// turnPart is the part of the budget that turns take: one may end late.
+// turnPart is the part of the budget that turns use. The rest covers a turn that ends late.
 const turnPart = 0.96
 
 // maxTurned bounds how many threads of a container take turns.
 const maxTurned = 256
 
-// mayHelp returns what may be done for a container's own tasks.
+// mayHelp returns which help a container's own tasks may get.
 func (f *BlockIO) mayHelp(m *managed) (may decide.May) {
 	t := m.target
 	may.Help = cmp.Or(t.Settings.IOHelp, policy.HelpAuto)
@@ -51,7 +51,7 @@ func (f *BlockIO) mayHelp(m *managed) (may decide.May) {
 	budget := f.mostFor(m)
 	for id, o := range f.managed {
 		if o != m && m.kept == 0 && f.actions[id].Help == policy.HelpTurns {
-			budget += o.budget / 2 // its turns become shorter
+			budget += o.budget / 2 // its turns can become shorter
 		}
 	}
 	if budget == 0 {
@@ -60,7 +60,7 @@ func (f *BlockIO) mayHelp(m *managed) (may decide.May) {
 	}
 	k := cgroup.RT(t.Container.Cgroup.CPU)
 	now, err := k.Read()
-	// With real time of its owner's, threads that take turns would become ordinary ones.
+	// If the owner has set a budget, turns would demote the owner's real-time threads.
 	may.Turns, may.Budget = grouped && err == nil && f.cfg.Journal.Given(k.Ref(), now) == "0", budget
 	may.Profiled, _ = f.profiled(m.reserved)
 	return may
@@ -69,8 +69,8 @@ func (f *BlockIO) mayHelp(m *managed) (may decide.May) {
 // fromController is the origin of a decision.
 const fromController = "controller"
 
-// grant gives a container the real-time budget of its help, and keeps for it what its Target asks
-// for. If that is refused, it keeps what it has.
+// grant gives a container the real-time budget of its help, and reserves what its Target asks for. If
+// that is refused, the container keeps its earlier reservation.
 func (f *BlockIO) grant(m *managed) error {
 	m.helpWant = f.helpWant(m.target)
 	kept, err := f.mayKeep(m)
@@ -81,8 +81,7 @@ func (f *BlockIO) grant(m *managed) error {
 	return err
 }
 
-// mayKeep returns the real time that is kept for a container, or why it cannot have what it asks
-// for.
+// mayKeep returns the real time to reserve for a container, or why its request is refused.
 func (f *BlockIO) mayKeep(m *managed) (kept time.Duration, err error) {
 	t := m.target
 	if kept = t.Settings.Realtime; t.Settings.RealtimeAuto {
@@ -96,7 +95,7 @@ func (f *BlockIO) mayKeep(m *managed) (kept time.Duration, err error) {
 	}
 	sum := kept
 	for _, o := range f.managed {
-		if o != m { // what only helps others gives way
+		if o != m { // a budget that is only help gives way
 			sum += o.kept
 		}
 	}
@@ -106,7 +105,7 @@ func (f *BlockIO) mayKeep(m *managed) (kept time.Duration, err error) {
 	return kept, nil
 }
 
-// helpWant is the budget that a Target's help asks for.
+// helpWant returns the budget that a Target's help asks for.
 func (f *BlockIO) helpWant(t policy.Target) (want time.Duration) {
 	switch t.Settings.IOHelp {
 	case policy.HelpRealtime, policy.HelpTurns:
@@ -134,8 +133,8 @@ func (f *BlockIO) profiled(reserved []reservation) (sum time.Duration, err error
 	return max(sum, time.Millisecond), nil
 }
 
-// mostFor is the real time that may help a container: what is kept for it, or else what is kept for no
-// other and helps no other now; 0 if that is too little to help.
+// mostFor returns the most real time that may help a container: its own reservation, or else what is
+// neither reserved for others nor in use to help them. It returns 0 if that is too little to help.
 func (f *BlockIO) mostFor(m *managed) time.Duration {
 	if m.kept > 0 {
 		return m.kept
@@ -152,9 +151,9 @@ func (f *BlockIO) mostFor(m *managed) time.Duration {
 	return left
 }
 
-// apportion gives the containers that are helped by real time their budgets. What was decided by
-// need comes first, and whole or not at all: two may be helped in the same window, and with less than
-// it needs a container would wait for most of each second. Turns share what is left.
+// apportion divides real time among the containers that it helps. Budgets that were decided by need
+// come first, and whole or not at all: two may be decided in the same window, and a container with less
+// than it needs would wait for most of each second. Turns share what is left.
 func (f *BlockIO) apportion() {
 	var needed, rest []container.ID
 	for _, id := range slices.Sorted(maps.Keys(f.managed)) {
@@ -181,17 +180,17 @@ func (f *BlockIO) apportion() {
 	}
 }
 
-// turning is threads of one container that are real-time in turns.
+// turning gives threads of one container their turns as real-time threads.
 type turning struct {
 	dir      string
-	on       time.Duration // of each turnPeriod
+	on       time.Duration // real-time part of each turnPeriod
 	stop     chan struct{}
 	done     chan struct{}
 	promoted atomic.Int64
 }
 
-// takeTurns starts and ends the turns of containers. Turns that end leave the threads as they are:
-// the knob of the budget makes them ordinary.
+// takeTurns starts and ends the turns of containers. At the end the threads stay as they are: the knob
+// of the budget makes them ordinary.
 func (f *BlockIO) takeTurns() {
 	for _, m := range f.managed {
 		on := time.Duration(0)
@@ -216,7 +215,7 @@ func (t *turning) end() {
 
 func (t *turning) run(in *feature.Loop) {
 	defer close(t.done)
-	for over := false; !over; { // after a panic Turn rests, and does not wait
+	for over := false; !over; { // after a panic Turn skips its function without waiting
 		in.Turn(func() { t.turns(); over = true })
 		if !over {
 			select {
@@ -234,7 +233,7 @@ func (t *turning) turns() {
 	wait := func(d time.Duration) (on bool) {
 		if d > 0 {
 			rest := unix.NsecToTimespec(d.Nanoseconds())
-			unix.Nanosleep(&rest, nil) // on this very thread: the runtime's timers are on others
+			unix.Nanosleep(&rest, nil) // on this thread: the runtime's timers run on others
 		}
 		select {
 		case <-t.stop:
@@ -246,7 +245,7 @@ func (t *turning) turns() {
 	for {
 		start := time.Now()
 		tids, err := cgroup.Threads(t.dir, maxTurned)
-		if err != nil && !wait(turnPeriod) { // it has gone, and the agent will say so
+		if err != nil && !wait(turnPeriod) { // the cgroup has gone, and the agent will end the turns
 			return
 		}
 		n := 0
@@ -270,8 +269,8 @@ func (t *turning) turns() {
 	}
 }
 
-// urgent puts this goroutine on a thread that runs before threads that take turns, as far as the
-// kernel lets it: one that were late to end a turn would have used up the budget.
+// urgent locks this goroutine to a thread that preempts threads that take turns, as far as the kernel
+// allows: if it ended a turn late, the turn would use up the budget.
 func urgent() {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 	unix.Setpriority(unix.PRIO_PROCESS, 0, -20)
@@ -280,7 +279,7 @@ func urgent() {
 	}, 0)
 }
 
-// adoptHelp finds in the journal what an earlier agent did for containers.
+// adoptHelp finds in the journal the help that an earlier agent gave.
 func (f *BlockIO) adoptHelp(left []journal.Entry) (out []policy.Decision) {
 	was := make(map[container.ID]policy.Decision)
 	for _, e := range left {
@@ -309,7 +308,7 @@ func (f *BlockIO) adoptHelp(left []journal.Entry) (out []policy.Decision) {
 	return out
 }
 
-// helpText describes what is done for a container.
+// helpText describes the help that a container gets.
 func helpText(a decide.Action, m *managed) string {
 	budget := a.Budget
 	if m != nil && m.helpWant > 0 {
@@ -326,7 +325,7 @@ func helpText(a decide.Action, m *managed) string {
 	return ""
 }
 
-// shorten gives the new threads of helped containers the slice of the others.
+// shorten gives new threads of helped containers the slice that the others have.
 func (f *BlockIO) shorten() error {
 	var errs []error
 	for _, m := range f.managed {

@@ -20,9 +20,9 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// One label is enough: a container that reserves more than any disk does, beside burners
-// without policy, is helped step by step; its neighbours keep what they have, and all is
-// put back, by the end of the burners and by the journal alone.
+// One label is enough. A container that reserves more than any disk can do, beside burners without
+// policy, gets help step by step. Its neighbours keep their settings, and everything is restored, by
+// the end of the burners and by the journal alone.
 func TestOneKey(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(100_000_000)
@@ -48,7 +48,7 @@ func TestOneKey(t *testing.T) {
 	if w := weight(dbCG); w != strconv.FormatUint(most.Most, 10) || weight(batchCG) != own {
 		t.Errorf("weights %s and %s", w, weight(batchCG))
 	}
-	if realtime { // it is missed whatever is done
+	if realtime { // nothing can meet it
 		decided = h.untilDecided("turns", leave, func(t policy.Target) bool { return t.Settings.IOHelp == policy.HelpTurns })
 		h.untilDecided("a promotion", leave, func(policy.Target) bool {
 			all := h.realtimes()
@@ -87,13 +87,13 @@ func TestOneKey(t *testing.T) {
 		if t.Settings.IOHelp == "" {
 			return true
 		}
-		past := time.Now().Add(-time.Minute) // it was needed then; TestHelpEnds has the times
+		past := time.Now().Add(-time.Minute) // as of then; TestHelpEnds checks the times
 		h.control.AdoptHelp(db.ID, t.Settings.IOHelp, "", past, past)
 		return false
 	})
 	released("after the burners have stopped")
 
-	// The journal alone puts it back.
+	// The journal alone restores it.
 	h.apply(target(t, db, "io.reserve: "+l.Path+" riops=50000000", "io.help: weight"))
 	if w := weight(dbCG); w == "321" {
 		t.Error("io.help=weight changes nothing")
@@ -103,8 +103,8 @@ func TestOneKey(t *testing.T) {
 	released("after restore")
 }
 
-// Details are measured for a moment while a reservation is met, all the time while it is missed and
-// its container stalled, and no longer once it is met again. What is shown has the last ones.
+// Details are measured for short times while a reservation is met, always while it is missed and its
+// container stalls, and no longer once it is met again. Reports show the last details.
 func TestDetails(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(100_000_000)
@@ -138,8 +138,8 @@ func TestDetails(t *testing.T) {
 	h.untilDecided("no details while it is met", met, func(policy.Target) bool { return !h.meter.Detailed() && row().State == decide.StateMet })
 }
 
-// Of two that real time is decided to help in one window, the second gets all of its budget or none: it
-// would wait for the rest of each second. What policy asks for by hand it gets in part.
+// If one window decides real time for two containers, the second gets its whole budget or none: with a
+// part it would wait for the rest of each second. What policy asks for may be granted in part.
 func TestApportion(t *testing.T) {
 	const want = 300 * time.Millisecond
 	f := &BlockIO{cfg: Config{Deadline: true}, managed: map[container.ID]*managed{1: {}, 2: {}}}

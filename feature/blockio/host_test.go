@@ -37,12 +37,12 @@ const (
 	ms                  = time.Millisecond
 )
 
-// second returns a time, by its second.
+// second returns the time of a numbered second.
 func second(n int) time.Time { return time.Unix(1_000_000+int64(n), 0) }
 
 var must = testkit.Must
 
-// host is a feature on this kernel, with what it needs.
+// host is a feature on this kernel, with everything that it needs.
 type host struct {
 	*BlockIO
 	t       *testing.T
@@ -60,7 +60,7 @@ func newHost(t *testing.T) *host {
 	return h
 }
 
-// open makes the feature, as an agent does that is started again.
+// open makes the feature, like an agent that restarts.
 func (h *host) open() {
 	h.t.Helper()
 	f, err := New(Config{Host: feature.Host{Roots: kernel.Default(), Journal: h.journal, Containers: h.roster}, Capacities: filepath.Join(h.state, "lib", "capacities.json")})
@@ -68,7 +68,7 @@ func (h *host) open() {
 	h.BlockIO = f
 }
 
-// container makes one with cgroups of its own.
+// container makes a container with separate cgroups.
 func (h *host) container(name string) (container.Container, testkit.CG) {
 	h.t.Helper()
 	cg := testkit.Cgroup(h.t)
@@ -96,7 +96,7 @@ func (h *host) capacity(device string, iops uint64) {
 	must(h.t, err)
 }
 
-// apply puts a Target in force, in part where this host has only cgroup v1.
+// apply puts a Target in force, in part if this host has only cgroup v1.
 func (h *host) apply(t policy.Target) {
 	h.t.Helper()
 	if err := h.Apply(h.t.Context(), t); !errors.Is(err, feature.ErrPartly) {
@@ -104,7 +104,7 @@ func (h *host) apply(t policy.Target) {
 	}
 }
 
-// target is what policy says of a container.
+// target makes a container's Target.
 func target(t *testing.T, c container.Container, settings ...string) policy.Target {
 	t.Helper()
 	text := "match: {name: " + c.Name + "}\nset:\n"
@@ -129,7 +129,7 @@ func (h *host) report() api.BlockIO {
 	return out.(api.BlockIO)
 }
 
-// reserved is the row of what a container has reserved.
+// reserved returns the row of a container's reservation.
 func (h *host) reserved(id container.ID) api.BlockIORow {
 	h.t.Helper()
 	for _, r := range h.report().Rows {
@@ -147,7 +147,7 @@ func run(t *testing.T, cg testkit.CG, args ...string) *load.Board {
 	return board
 }
 
-// A burner beside a reservation is named, made to yield, and gets back what it had.
+// A burner beside a reservation is named and made to yield, and then gets its settings back.
 func TestInterference(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(100_000_000)
@@ -155,7 +155,7 @@ func TestInterference(t *testing.T) {
 	batch, batchCG := h.container("batch")
 	must(t, weightOf(batchCG).Write("321"))
 	ctx := t.Context()
-	// More than any disk does, so that it is always missed.
+	// More than any disk can do, so that it is always missed.
 	must(t, h.Apply(ctx, target(t, db, "io.reserve: "+l.Path+" riops=50000000")))
 	leave := target(t, batch, "io.yield: auto")
 	must(t, h.Apply(ctx, leave))
@@ -188,7 +188,7 @@ func TestInterference(t *testing.T) {
 	if e := h.Evidence(db.ID); len(e) == 0 || !strings.Contains(e[0].Text, "interference at loop") {
 		t.Errorf("evidence about the victim %+v", e)
 	}
-	// An agent that is started again goes on, and lets go when policy says so.
+	// A restarted agent continues, and releases the burner when policy says so.
 	must(t, h.Close())
 	h.open()
 	if left := h.Adopt(h.journal.Entries()); len(left) != 1 || left[0].Container != batch.ID || left[0].Value != "idle" || !left[0].Expiry.Equal(decided.Until(yieldKey)) {
@@ -199,7 +199,7 @@ func TestInterference(t *testing.T) {
 	testkit.None(t, "left in the journal", h.journal.Entries())
 }
 
-// Caps and yielding that policy asks for are in force, and are put back one by one.
+// Caps and yielding that policy asks for are in force, and are restored one by one.
 func TestKnobs(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(1000)
@@ -252,8 +252,7 @@ func TestKnobs(t *testing.T) {
 	}
 }
 
-// Reservations are admitted against the capacity, which outlives the agent; a refusal
-// leaves what was.
+// Reservations are admitted against the capacity, which outlives the agent. A refusal changes nothing.
 func TestReserve(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(1000) // 900 of them to be had
@@ -286,7 +285,7 @@ func TestReserve(t *testing.T) {
 		t.Errorf("reserved: %+v", got)
 	}
 
-	// What a change has to set, and who may not make one.
+	// The keys that a change sets, and the changes that are refused.
 	change := func(c container.Container, in api.ReservationChange) (api.SetRequest, error) {
 		out, err := h.Command(ctx, &c, api.Ask{Body: in})
 		set, _ := out.(api.SetRequest)
@@ -330,7 +329,7 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// What can be wrong with a capacity changes nothing.
+// An invalid capacity changes nothing.
 func TestCapacityRefusals(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(1000)
@@ -373,7 +372,7 @@ func FuzzLoadCapacities(f *testing.F) {
 	})
 }
 
-// throttle returns a cgroup's limits at a disk, and how others would be written.
+// throttle returns a cgroup's limits on a disk, and the text by which others would set them.
 func throttle(t *testing.T, cg testkit.CG, of *testkit.Disk, limits cgroup.Limits) (now, others string) {
 	t.Helper()
 	d, err := block.Open("/sys", of.Path)

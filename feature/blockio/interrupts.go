@@ -21,20 +21,20 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// interruptsKey is decided about where policy says auto.
+// interruptsKey is a key that the agent decides where policy says auto.
 const interruptsKey = "fairlead.io.interrupts"
 
-// placed is what keeps the network off the CPUs that serve disks.
+// placed keeps the work of the network off the CPUs that serve disks.
 type placed struct {
 	net   *netdev.NS       // of this process; nil: not needed yet
 	spare []int            // CPUs that serve no disk of a container that is apart
 	works map[int]irq.Work // of each CPU at the last window; nil: not read
-	moved int              // what others had placed otherwise, at the last window
+	moved int              // how many of our settings had been overwritten, at the last window
 }
 
-// interrupts brings the host to what all containers ask for: their owner is the host as a
-// whole, as the interrupts of a disk serve everybody. The error is about t alone, and says
-// what of it cannot be had.
+// interrupts brings the host to what all containers ask for. The host as a whole owns the knobs,
+// because the interrupts of a disk serve all containers. The error is about of alone, and says which
+// part of its request is impossible.
 func (f *BlockIO) interrupts(of *managed) error {
 	var askers []*managed
 	var expiries []time.Time
@@ -59,7 +59,7 @@ func (f *BlockIO) interrupts(of *managed) error {
 	}
 	asks := of != nil && of.target.Settings.Interrupts == policy.InterruptsApart
 	if of != nil {
-		if !asks && !of.apart { // the rest of the host stays as it is for the others' sake
+		if !asks && !of.apart { // the rest of the host stays as it is for the other containers
 			if len(f.spare) > 0 {
 				if err := errors.Join(steer(f.hostEnds(of.target.Container), f.spare)...); err != nil {
 					return err
@@ -92,7 +92,7 @@ func (f *BlockIO) interrupts(of *managed) error {
 	return nil
 }
 
-// places reports whether an entry keeps the network off the disks' CPUs.
+// places reports whether an entry keeps network work off the CPUs of disks.
 func places(e journal.Entry) bool {
 	return e.Owner == journal.Owner{Feature: name} && slices.Contains([]string{irq.KindIRQ, netdev.KindRPS, sched.KindAffinity}, e.Ref.Kind)
 }
@@ -107,8 +107,8 @@ func (f *BlockIO) hostEnds(c container.Container) (names []string) {
 	return names
 }
 
-// untried returns what of io.interrupts: auto could not be done on this host if the network
-// were in the way.
+// untried returns the part of io.interrupts: auto that this host could not do if the network got in the
+// way.
 func (f *BlockIO) untried(m *managed) error {
 	if m.interrupts() != policy.InterruptsAuto || len(m.reserved) == 0 {
 		return nil
@@ -128,8 +128,7 @@ func (f *BlockIO) untried(m *managed) error {
 	return fmt.Errorf("%w: io.interrupts: %w", feature.ErrPartly, partly)
 }
 
-// apart plans for the disks of these containers. partly is why it is not, or not all, to be
-// had.
+// apart plans for the disks of these containers. partly says why the plan is empty or incomplete.
 func (f *BlockIO) apart(askers []*managed) (p placing, partly, err error) {
 	if len(askers) == 0 {
 		return p, nil, nil
@@ -158,7 +157,7 @@ func (f *BlockIO) apart(askers []*managed) (p placing, partly, err error) {
 		}
 		disks = append(disks, found...)
 		for _, disk := range remote {
-			// What serves it are the interrupts of the devices that it is reached over.
+			// Such a disk is served by the interrupts of its network devices.
 			carriers, err := f.carriers(disk)
 			if err != nil {
 				why = append(why, err)
@@ -191,7 +190,7 @@ func (f *BlockIO) apart(askers []*managed) (p placing, partly, err error) {
 	for _, m := range f.managed {
 		ends = append(ends, f.hostEnds(m.target.Container)...)
 	}
-	slices.Sort(ends) // containers of a pod have the same
+	slices.Sort(ends) // containers of a pod share host ends
 	p, partly = separate(disks, networks, slices.Compact(ends), usable)
 	if len(networks) == 0 && len(over) > 0 {
 		why = append(why, fmt.Errorf("%s: the network's interrupts serve the disk and all else, and stay where they are; reach the disk over a network device of its own", strings.Join(over, ", ")))
@@ -202,9 +201,9 @@ func (f *BlockIO) apart(askers []*managed) (p placing, partly, err error) {
 	return p, errors.Join(why...), nil
 }
 
-// networkTime returns how long, since the last call, the CPUs that serve disks worked for the
-// network, by disk; of several CPUs, the busiest counts. It reads nothing unless policy
-// leaves it to the agent for a container.
+// networkTime returns how long, since the last call, the CPUs that serve disks worked for the network,
+// by disk; of several CPUs, the busiest counts. It reads nothing unless policy leaves the decision to
+// the agent for some container.
 func (f *BlockIO) networkTime() map[decide.Disk]time.Duration {
 	var askers []*managed
 	for _, m := range f.managed {
@@ -241,7 +240,7 @@ func (f *BlockIO) networkTime() map[decide.Disk]time.Duration {
 	return out
 }
 
-// interrupts is what policy says, decisions apart.
+// interrupts is the policy, without decisions of the agent.
 func (m *managed) interrupts() policy.Interrupts {
 	if origin(m.target, interruptsKey).Instead != "" {
 		return policy.InterruptsAuto

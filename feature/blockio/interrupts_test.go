@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// On this machine: the network's interrupts are away from the disk's CPUs while a container
-// asks for that, and back after the last.
+// On this machine, the network's interrupts leave the disk's CPUs while a container asks for that, and
+// return after the last one.
 func TestInterruptsApart(t *testing.T) {
 	h := newHost(t)
 	known := h.diskWithInterrupts()
@@ -64,7 +64,7 @@ func TestInterruptsApart(t *testing.T) {
 	apart := state()
 	must(t, h.Remove(t.Context(), a.ID))
 	testkit.Same(t, "one asks for it still: CPUs", apart, state())
-	// An agent that was killed leaves it to the next, which prunes it if nobody asks.
+	// A killed agent leaves them to the next, which prunes them if no container asks.
 	must(t, h.Close())
 	h.open()
 	must(t, h.Prune(t.Context(), func(container.ID) bool { return true }))
@@ -73,8 +73,8 @@ func TestInterruptsApart(t *testing.T) {
 	}
 }
 
-// What somebody has chosen stays, and is said; so is that a disk has no interrupts, also
-// before anything is to be moved.
+// A choice of the administrator stays, and the status says so. It also says that a disk has no
+// interrupts, even before anything has to move.
 func TestInterruptByHand(t *testing.T) {
 	h := newHost(t)
 	known := h.diskWithInterrupts()
@@ -115,7 +115,7 @@ func askers(disk string) []*managed {
 	return []*managed{{reserved: []reservation{{disk: block.Disk{Name: disk}}}}}
 }
 
-// diskWithInterrupts finds one of this machine.
+// diskWithInterrupts finds a disk of this machine.
 func (h *host) diskWithInterrupts() device {
 	h.t.Helper()
 	disks, err := block.Disks("/sys")
@@ -132,8 +132,8 @@ func (h *host) diskWithInterrupts() device {
 	return found[0]
 }
 
-// The packets of all containers are received away from the disk's CPUs while somebody asks
-// for that, also those of a container that starts later.
+// While a container asks for that, packets of all containers are received away from the disk's CPUs,
+// including those of a container that starts later.
 func TestVethsApart(t *testing.T) {
 	h := newHost(t)
 	disk := h.diskWithInterrupts()

@@ -24,21 +24,21 @@ type device struct {
 
 type interrupt struct {
 	number  int
-	cpus    []int // that serve it, or may without us
+	cpus    []int // that serve it, or would serve it without us
 	moved   []int // the CPUs that we gave it; nil: none
 	count   uint64
 	movable bool
-	held    string // what keeps us from moving it; "" if nothing does
+	held    string // the reason why we cannot move it; "" if we can
 }
 
-// What keeps us from moving an interrupt, and what would mend that.
+// The reasons why we cannot move an interrupt, each with its remedy.
 const (
 	byHand      = "somebody has chosen the CPUs of interrupts %s of %s, which serve disks: give them others, or all (%s), in /proc/irq/N/smp_affinity_list"
 	byBalancing = "irqbalance places interrupts %s of %s, and disks are served by the same CPUs: stop it, or start it with --banirq for each and give them all CPUs (%s)"
 )
 
-// seldom is the part of a device's most frequent interrupt below which another is one for
-// its configuration, say, and not for its data.
+// seldom separates data interrupts from others, such as those for configuration: an interrupt is for
+// data if its count reaches this part of the count of the device's most frequent one.
 const seldom = 0.01
 
 // forData reports whether one of a device's interrupts is for data.
@@ -50,7 +50,7 @@ func (d device) forData(of interrupt) bool {
 	return float64(of.count) >= seldom*float64(most)
 }
 
-// serving lists the CPUs to which a device's interrupts for data come.
+// serving lists the CPUs that serve a device's data interrupts.
 func (d device) serving() (cpus []int) {
 	for _, i := range d.irqs {
 		if d.forData(i) {
@@ -61,24 +61,24 @@ func (d device) serving() (cpus []int) {
 	return slices.Compact(cpus)
 }
 
-// move is an interrupt and the CPUs that it is to have.
+// move is an interrupt and its new CPUs.
 type move struct {
 	irq  int
 	cpus []int
 }
 
-// placing is where the work of the network goes.
+// placing is a plan for the CPUs of network work.
 type placing struct {
 	moves []move
-	steer []string // devices without interrupts that can be moved: the work that follows goes to
+	steer []string // devices whose interrupts cannot be moved: what follows the interrupt moves to
 	cpus  []int    // that serve no disk
 }
 
-// separate plans disjoint CPUs: the interrupts of networks that come to CPUs that serve a
-// disk go to others of those usable, each to one, in turn. The rest stay where they are, so
-// that the queues of a device keep their spread. Where an interrupt cannot be moved, what
-// follows it is. The ends are virtual devices, whose packets are received by the CPU that
-// sent them. The error says what of that cannot be, and why.
+// separate plans disjoint CPUs for disks and networks. A network interrupt on a CPU that serves a disk
+// moves to one of the other usable CPUs, in turn. The rest stay where they are, so that the queues of a
+// device keep their spread. If an interrupt cannot be moved, the work that follows it moves. ends are
+// virtual devices, and the CPU that sends their packets receives them. The error says which part is
+// impossible, and why.
 func separate(disks, networks []device, ends []string, usable []int) (p placing, err error) {
 	var taken []int
 	for _, d := range disks {
@@ -138,11 +138,11 @@ func separate(disks, networks []device, ends []string, usable []int) (p placing,
 	return p, errors.Join(errs...)
 }
 
-// steer has a network device's work done by some CPUs where its packets come to others, by an
-// interrupt or, of a veth, from whoever sends: the threads that poll it run there, or, without
-// threads, its receive queues hand their packets to these (RPS). What precedes that, the driver's
-// part or the sender's, stays where it is. XPS is left alone: it says which queue a CPU sends by,
-// not where the device's interrupts come. Settings of others stay, and left lists them.
+// steer moves a network device's work to cpus, where an interrupt or, for a veth, the sender brings its
+// packets to other CPUs. The threads that poll the device run on cpus or, without threads, its receive
+// queues hand their packets to cpus (RPS). The part before that, the driver's or the sender's, stays
+// where it is. XPS stays as it is: it chooses the queue that a CPU sends by, not the CPU of the
+// device's interrupts. steer keeps settings of others, and left lists them.
 func (f *BlockIO) steer(device string, cpus []int, turn func(journal.Knob, string) error) (left, err error) {
 	index, err := f.net.Index(device)
 	if errors.Is(err, netdev.ErrNoLink) {
@@ -157,7 +157,7 @@ func (f *BlockIO) steer(device string, cpus []int, turn func(journal.Knob, strin
 	}
 	var kept []error
 	place := func(what string, knob journal.Knob, value string) {
-		if err := turn(knob, value); err != nil { // a kernel may refuse CPUs that are isolated, say
+		if err := turn(knob, value); err != nil { // a kernel may refuse isolated CPUs, say
 			kept = append(kept, fmt.Errorf("%s of %s: %w", what, device, err))
 		}
 	}
@@ -194,8 +194,8 @@ func (f *BlockIO) steer(device string, cpus []int, turn func(journal.Knob, strin
 	}
 }
 
-// pollers are the threads that poll a device. A thread's name does not tell: a container may
-// give its device any.
+// pollers returns the threads that poll a device. It does not go by thread names, because a container
+// may name its device at will.
 func (f *BlockIO) pollers(index int) (threads []sched.Thread, err error) {
 	list, err := f.net.NAPIs(index)
 	if errors.Is(err, netdev.ErrNoNAPIList) {
@@ -223,8 +223,8 @@ func (f *BlockIO) pollers(index int) (threads []sched.Thread, err error) {
 	return threads, nil
 }
 
-// elses reports whether another feature has a claim on a knob, or its value is noted and not
-// what we wrote.
+// elses reports whether another feature has a claim on a knob, or the journal has the knob and the
+// value is not ours.
 func (f *BlockIO) elses(ref journal.Ref, value string) bool {
 	return slices.ContainsFunc(f.cfg.Journal.Claims(ref), func(e journal.Entry) bool {
 		return e.Owner.Feature != name || !e.Ours(value)
@@ -239,7 +239,7 @@ func (f *BlockIO) isPlaced(t sched.Thread) bool {
 	})
 }
 
-// devices reads those below a class of sysfs that have interrupts.
+// devices reads the named devices of a sysfs class, and leaves out those without interrupts.
 func (f *BlockIO) devices(class string, names []string) (out []device, err error) {
 	roots := f.cfg.Roots
 	for _, name := range names {
@@ -265,8 +265,8 @@ func (f *BlockIO) devices(class string, names []string) (out []device, err error
 	return out, nil
 }
 
-// movable finds out which interrupts of devices can be moved, which we have moved, and
-// which are others' to move.
+// movable finds out which interrupts of devices can be moved, which we have moved, and which an
+// administrator or irqbalance has placed.
 func (f *BlockIO) movable(devices []device) error {
 	proc := f.cfg.Roots.Proc
 	balancer, err := irq.Balancing(proc)
@@ -307,12 +307,12 @@ func (f *BlockIO) movable(devices []device) error {
 	return nil
 }
 
-// serving reads the disks of a container's reservations, each with those of its interrupts that
-// come when the container's requests are done, and how those behind the network are reached.
-// The kernel spreads the interrupts of a disk with a queue for each CPU, or for several:
-// those of CPUs that the container may not use are for others.
+// serving reads the disks of a container's reservations, each with the interrupts that complete the
+// container's requests, and the names of disks behind the network. The kernel spreads the interrupts of
+// a disk with a queue for each CPU, or for several: those of CPUs outside the container's cpuset serve
+// others.
 func (f *BlockIO) serving(m *managed) (disks []device, remote []string, err error) {
-	cpus, _ := cgroup.CPUs(m.target.Container.Cgroup.CPUSet) // none without a cpuset: all
+	cpus, _ := cgroup.CPUs(m.target.Container.Cgroup.CPUSet) // without a cpuset: nil, which is all
 	proc := f.cfg.Roots.Proc
 	for _, r := range m.reserved {
 		found, err := f.devices("block", []string{r.disk.Name})
@@ -335,8 +335,8 @@ func (f *BlockIO) serving(m *managed) (disks []device, remote []string, err erro
 	return disks, remote, nil
 }
 
-// carriers are the network devices over which a disk behind the network is reached: the
-// hardware below bonds, VLANs and bridges. The error says why that is not known.
+// carriers returns the network devices that lead to a disk behind the network: the hardware below
+// bonds, VLANs and bridges. The error says why they are not known.
 func (f *BlockIO) carriers(disk string) (names []string, err error) {
 	r, ok := block.FindRemote(f.cfg.Roots.Sys, disk)
 	if ok && len(r.Paths) == 0 {

@@ -24,7 +24,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// at makes an interrupt that can be moved; its count is that of one for data.
+// at returns an interrupt that can be moved, with the count of a data interrupt.
 func at(number int, cpus ...int) interrupt {
 	return interrupt{number: number, cpus: cpus, count: 7, movable: true}
 }
@@ -34,8 +34,8 @@ func (i interrupt) heldBy(why string) interrupt   { i.held = why; return i }
 func (i interrupt) counted(n uint64) interrupt    { i.count = n; return i }
 func (i interrupt) movedTo(cpus ...int) interrupt { i.moved = cpus; return i }
 
-// The network's interrupts that come to a disk's CPUs go to others, in turn, and all others
-// stay where they are. What cannot be had is said.
+// Network interrupts on a disk's CPUs move to other CPUs, in turn. All others stay. The error lists
+// what is impossible.
 func TestSeparate(t *testing.T) {
 	vda := device{"vda", []interrupt{at(35, 1).fixed().counted(3), at(36, 0).fixed().counted(90_000)}} // 35: its configuration
 	nvme := device{"nvme0n1", []interrupt{at(50, 0).fixed(), at(51, 1).fixed()}}
@@ -80,9 +80,8 @@ func TestSeparate(t *testing.T) {
 	}
 }
 
-// Work that follows an interrupt which nobody can move is done by other CPUs: by those that
-// the receive queue hands it to, or by the thread that polls. What somebody else has set
-// stays, and is said.
+// The work behind an immovable interrupt moves to other CPUs: by the receive queue that hands it over,
+// or by the thread that polls. Settings of others stay, and the error lists them.
 func TestSteer(t *testing.T) {
 	h := newHost(t)
 	ns, far := testkit.NetNS(t), testkit.NetNS(t)
@@ -106,7 +105,7 @@ func TestSteer(t *testing.T) {
 	}
 	restored := func(k journal.Knob) {
 		t.Helper()
-		// No process is in that namespace, by which kernel.Opener would find it.
+		// No process is in that namespace, so kernel.Opener cannot find it.
 		_, err := h.journal.Restore(func(journal.Ref) (journal.Knob, error) { return k, nil }, func(e journal.Entry) bool { return e.Ref == k.Ref() })
 		must(t, err)
 	}
@@ -139,7 +138,7 @@ func TestSteer(t *testing.T) {
 		t.Errorf("rps_cpus %q of somebody else, was %q; left: %q", value(t, rps), theirs, left)
 	}
 
-	// Another's thread of the same name is not this device's.
+	// A thread with the same name may poll another device.
 	stranger := testkit.NetNS(t)
 	testkit.Veth(t, stranger, dev, far, "flsteer2")
 	theirNS, err := netdev.Open(stranger.Path)
@@ -152,7 +151,7 @@ func TestSteer(t *testing.T) {
 	if left := steer(); left != "" || value(t, rps) != netdev.CPUMask([]int{1}, before) {
 		t.Errorf("beside a thread of another's: rps_cpus %q; left: %q", value(t, rps), left)
 	}
-	// What an administrator sets after us stays.
+	// A later setting of an administrator stays.
 	must(t, rps.Write(theirs))
 	if left := steer(); !strings.Contains(left, "queue 0 of "+dev) || value(t, rps) != theirs {
 		t.Errorf("rps_cpus %q, and somebody has set %q since; left: %q", value(t, rps), theirs, left)
@@ -190,7 +189,7 @@ func received(t *testing.T, cpu int) uint64 {
 	return n
 }
 
-// sendFrom sends datagrams to an address, all by one CPU.
+// sendFrom sends datagrams to an address from one CPU.
 func sendFrom(cpu int, to string, count int) error {
 	var before, set unix.CPUSet
 	set.Set(cpu)
@@ -204,7 +203,7 @@ func sendFrom(cpu int, to string, count int) error {
 	}
 	defer conn.Close()
 	for range count {
-		// Refused: nobody listens there, and the last one was answered.
+		// Refused: no socket listens there, and the last datagram was answered.
 		if _, err := conn.Write([]byte("x")); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
 			return err
 		}
@@ -212,7 +211,7 @@ func sendFrom(cpu int, to string, count int) error {
 	return nil
 }
 
-// If a disk has a queue for each CPU, queues of other CPUs than the container's do not count.
+// On a disk with a queue for each CPU, queues of CPUs outside the container's cpuset do not count.
 func TestServing(t *testing.T) {
 	files := map[string]string{
 		"sys/block/nvme0n1": "->sys/devices/pci0/nvme/nvme0n1", "sys/devices/pci0/nvme/nvme0n1/device": "->sys/devices/pci0/nvme",
@@ -221,7 +220,7 @@ func TestServing(t *testing.T) {
 	for cpu := range 4 {
 		number := 50 + cpu
 		files[fmt.Sprintf("sys/devices/pci0/nvme/msi_irqs/%d", number)] = "msi\n"
-		for _, file := range []string{"effective_affinity_list", "smp_affinity_list"} { // that of a file can be written, and is not the kernel's
+		for _, file := range []string{"effective_affinity_list", "smp_affinity_list"} { // the file can be changed here; it is not the kernel's
 			files[fmt.Sprintf("proc/irq/%d/%s", number, file)] = fmt.Sprintf("%d\n", cpu)
 		}
 	}
@@ -239,7 +238,7 @@ func TestServing(t *testing.T) {
 	}
 }
 
-// What serves a disk behind the network is the hardware over which it is reached.
+// A disk behind the network is served by the hardware that leads to it.
 func TestCarriers(t *testing.T) {
 	testkit.NeedRoot(t)
 	ns, far := testkit.NetNS(t), testkit.NetNS(t)
@@ -271,8 +270,8 @@ func TestCarriers(t *testing.T) {
 	}
 }
 
-// A disk behind the network, of the kernel's own NVMe target: how it is reached is told, and
-// one that has several paths is refused with what would mend that.
+// A disk behind the network, on the kernel's own NVMe target: its path is found, and a disk with
+// several paths is refused with the remedy.
 func TestRemoteDisk(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t)

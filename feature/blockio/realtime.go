@@ -27,10 +27,9 @@ import (
 // maxPromoted bounds how many threads of one container are made real-time.
 const maxPromoted = 1024
 
-// realtimeState is how the real time of one container stands. Budgets are per second of each
-// CPU.
+// realtimeState is the real-time state of one container. Budgets are per second of each CPU.
 type realtimeState struct {
-	kept       time.Duration                  // for it, and the most that it may have (io.realtime); 0: what others leave
+	kept       time.Duration                  // reserved for it, and its maximum (io.realtime); 0: it gets what others leave
 	budget     time.Duration                  // of its real-time threads
 	unbudgeted error                          // why the budget is not in force
 	grouped    bool                           // a real-time group bounds it, not the deadlines of its threads
@@ -39,14 +38,14 @@ type realtimeState struct {
 	ran        map[sched.Thread]time.Duration // CPU time of its threads a second ago
 	promoted   int                            // threads made real-time
 	others     int                            // threads left ordinary
-	own        int                            // threads that are real-time by their own doing
+	own        int                            // threads that were real-time without us
 	refused    error                          // why the kernel left a thread ordinary
 }
 
-// realtime gives each group the budget that its container asks for, and each group above the
-// sum of those below, in addition to what it had (MIST, section V-B). The groups above
-// belong to no single container, so the host owns their knobs. If a container's budget is not in
-// force, its unbudgeted says why. The error is about groups above.
+// realtime gives each group the budget that its container asks for, and each parent group the sum of
+// its children, on top of its own earlier budget (MIST, section V-B). A parent group belongs to no
+// single container, so the host owns its knob. If a container's budget is not in force, its unbudgeted
+// says why. The error is about parent groups.
 func (f *BlockIO) realtime() error {
 	sums, owners := make(map[string]time.Duration), make(map[string]container.ID)
 	until := make(map[string][]time.Time)
@@ -72,7 +71,7 @@ func (f *BlockIO) realtime() error {
 		if _, known := f.managed[id]; id == 0 || known {
 			continue
 		}
-		// An earlier agent's. It stays until Apply for the container, or Prune.
+		// An earlier agent set this one. It stays until Apply for the container, or Prune.
 		period, err := cgroup.RTPeriod(dir)
 		value, verr := strconv.ParseInt(e.Value, 10, 32)
 		before, berr := strconv.ParseInt(e.Before, 10, 32)
@@ -82,8 +81,8 @@ func (f *BlockIO) realtime() error {
 		journalled[dir] = false
 		ask(filepath.Dir(dir), time.Duration(float64(value-before)*float64(time.Microsecond)*float64(time.Second)/float64(period)), e.Expiry)
 	}
-	// The kernel wants a group's budget to cover those below at each moment: groups above
-	// grow first and shrink last.
+	// The kernel requires that a group's budget covers its children at every moment, so parents grow first
+	// and shrink last.
 	dirs := slices.SortedFunc(maps.Keys(sums), func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
 	ended := slices.SortedFunc(maps.Keys(journalled), func(a, b string) int { return cmp.Compare(len(b), len(a)) })
 	failed := make(map[string]error)
@@ -106,7 +105,7 @@ func (f *BlockIO) realtime() error {
 			continue
 		}
 		delete(failed, dir)
-		for up := filepath.Dir(dir); len(up) > len(f.layout.CPU); up = filepath.Dir(up) { // which may be why
+		for up := filepath.Dir(dir); len(up) > len(f.layout.CPU); up = filepath.Dir(up) { // a parent's failure may be the cause
 			m.unbudgeted = errors.Join(failed[up], m.unbudgeted)
 		}
 	}
@@ -121,8 +120,8 @@ func lastExpiry(all []time.Time) time.Time {
 	return slices.MaxFunc(all, time.Time.Compare)
 }
 
-// budget sets the budget of one group, in each second, if it is to grow or shrink as said,
-// or renews what is in force.
+// budget adds add, per second, to the budget of one group, if that is a change in the direction of
+// grow, or renews the expiry.
 func (f *BlockIO) budget(dir string, add time.Duration, grow bool, id container.ID, until time.Time) error {
 	knob := cgroup.RT(dir)
 	now, err := knob.Read()
@@ -141,7 +140,7 @@ func (f *BlockIO) budget(dir string, add time.Duration, grow bool, id container.
 	if err != nil {
 		return ignoreGone(err)
 	}
-	// The part of a period that it is of a second, and above no less than those below have.
+	// add is per second, the knob per period. Parents round up, so that they cover their children.
 	part := float64(add.Microseconds()) * period.Seconds()
 	if id == 0 {
 		part = math.Ceil(part)
@@ -153,11 +152,11 @@ func (f *BlockIO) budget(dir string, add time.Duration, grow bool, id container.
 	return ignoreGone(f.cfg.Journal.TurnUntil(knob, strconv.FormatInt(want, 10), owner(id), until))
 }
 
-// triedFor is how long SCHED_DEADLINE counts as available once it was.
+// triedFor is how long a successful trial of SCHED_DEADLINE counts.
 const triedFor = time.Minute
 
-// bounded returns whether a real-time group bounds the threads of a cgroup, or else their
-// deadlines. The error says why neither does.
+// bounded returns true if a real-time group bounds the threads of a cgroup, and false if their
+// deadlines do. The error says why neither does.
 func (f *BlockIO) bounded(cpu string) (grouped bool, err error) {
 	if !f.cfg.Deadline && cpu != "" {
 		if _, err := cgroup.RT(cpu).Read(); !errors.Is(err, errors.ErrUnsupported) {
@@ -170,13 +169,13 @@ func (f *BlockIO) bounded(cpu string) (grouped bool, err error) {
 	return false, f.tried.err
 }
 
-// promote makes the threads of containers with a budget real-time: in a real-time group
-// SCHED_RR of the lowest priority, else by deadlines. Their children are ordinary until the
-// next call. Threads that end meanwhile, or lose their group's budget, are left out.
+// promote makes the threads of containers with a budget real-time: SCHED_RR at the lowest priority in a
+// real-time group, else SCHED_DEADLINE. Their children are ordinary until the next call. promote skips
+// threads that end meanwhile, or lose their group's budget.
 //
-// A thread of a group that had a budget before is noted, because it may stay real-time
-// when that is back. Where it had none, the kernel takes the budget back from ordinary
-// threads only, and cgroup.RT makes them that.
+// The journal records the threads of a group that had a budget before, because they could stay
+// real-time once that budget is restored. Where the group had none, the kernel takes the budget back
+// only when all threads are ordinary, and cgroup.RT makes them so.
 func (f *BlockIO) promote() {
 	for id, m := range f.managed {
 		if m.budget == 0 || !m.grouped || m.unbudgeted != nil {
@@ -223,9 +222,9 @@ func (f *BlockIO) promote() {
 	f.deadlines()
 }
 
-// still gives those of some threads that are the container's. They were found by their
-// numbers, which may have become others' between two steps; a Thread is known by its start,
-// too, and one that is listed now was the container's when it was found, or has ended.
+// still returns the threads that belong to the container. A TID may have been reused between two steps,
+// but a Thread also has its start time. So a thread whose TID is listed now was the container's when it
+// was found, or has ended.
 func (m *managed) still(threads []sched.Thread) ([]sched.Thread, error) {
 	if len(threads) == 0 {
 		return nil, nil
@@ -234,10 +233,10 @@ func (m *managed) still(threads []sched.Thread) ([]sched.Thread, error) {
 	return slices.DeleteFunc(threads, func(t sched.Thread) bool { return !slices.Contains(tids, t.TID) }), err
 }
 
-// realtimePriority is that of our threads, the lowest.
+// realtimePriority is the priority of our threads, the lowest.
 const realtimePriority = 1
 
-// promoted makes an ordinary thread SCHED_RR. It reports whether the thread is real-time then.
+// promoted makes an ordinary thread SCHED_RR. It reports whether the thread is real-time afterwards.
 func promoted(tid int) bool {
 	attr, err := unix.SchedGetAttr(tid, 0)
 	if err == nil && (attr.Policy == unix.SCHED_NORMAL || attr.Policy == unix.SCHED_BATCH) {
@@ -248,17 +247,17 @@ func promoted(tid int) bool {
 	return err == nil
 }
 
-// Without real-time groups, each thread has a budget of its own: SCHED_DEADLINE, which the
-// kernel enforces even if the agent is killed (docs/decisions/0009). The agent divides a
-// container's budget among its threads each second.
+// Without real-time groups, each thread gets a separate budget: SCHED_DEADLINE, which the kernel
+// enforces even if the agent is killed (docs/decisions/0009). The agent divides a container's budget
+// among its threads each second.
 
-// deadlinePeriod is how often a thread gets its runtime anew. A thread runs for at most its part
-// of the period at a time, which is at most half of it.
+// deadlinePeriod is the period of SCHED_DEADLINE, after which a thread's runtime is renewed. A thread
+// runs for at most its runtime at a time, which is at most half of the period.
 const deadlinePeriod = 100 * time.Millisecond
 
-// deadlines divides the budgets of containers without real-time groups, and makes threads
-// ordinary that no longer have a part. It sets a container's refused if the kernel refuses a
-// thread, and unbudgeted if a thread cannot be made ordinary.
+// deadlines divides the budgets of containers without real-time groups, and makes threads ordinary that
+// no longer get a share. It sets a container's refused if the kernel refuses a thread, and unbudgeted
+// if a thread cannot be made ordinary.
 func (f *BlockIO) deadlines() {
 	left := make(map[container.ID][]journal.Entry)
 	for _, e := range f.cfg.Journal.Entries() {
@@ -276,7 +275,7 @@ func (f *BlockIO) deadlines() {
 			continue
 		}
 		m.ran = nil
-		// In a real-time group promote has recorded them.
+		// In a real-time group, promote has recorded these threads.
 		was = slices.DeleteFunc(was, func(e journal.Entry) bool { return m.budget > 0 && e.Value == sched.RoundRobin })
 		if len(was) == 0 {
 			continue
@@ -321,7 +320,7 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *managed, was []journal.Entry) 
 		if run, period, ok := sched.ParseDeadline(value); ok {
 			e, is := ours[sched.Deadline(proc, t).Ref()]
 			if !is || !e.Ours(value) {
-				m.own++ // by its own doing, before us
+				m.own++ // the container made it so before us
 				continue
 			}
 			s.Has = run * time.Second / period
@@ -341,7 +340,7 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *managed, was []journal.Entry) 
 	}
 	m.ran = ran
 	shares := decide.DivideRuntime(m.budget, runtime.NumCPU(), all)
-	// Threads that get less come first, so that the kernel has room for the others.
+	// Threads whose runtime shrinks come first, to make room for the others.
 	slices.SortFunc(shares, func(a, b decide.Thread) int { return cmp.Compare(a.Gets-a.Has, b.Gets-b.Has) })
 	wanted := make(map[journal.Ref]bool)
 	for _, s := range shares {
@@ -356,7 +355,7 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *managed, was []journal.Entry) 
 		k := sched.Deadline(proc, sched.Thread{TID: s.TID, Start: s.Start})
 		value := sched.FormatDeadline(s.Gets*deadlinePeriod/time.Second, deadlinePeriod)
 		if err := f.cfg.Journal.TurnUntil(k, value, owner(id), m.target.Until(helpKey)); ignoreGone(err) != nil {
-			m.refused = err // by the kernel: this thread stays as it is
+			m.refused = err // the kernel refused: this thread stays as it is
 		} else if err == nil {
 			m.promoted++
 		}
@@ -365,7 +364,7 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *managed, was []journal.Entry) 
 	return err
 }
 
-// unpromoted returns why a budget has no effect. It returns nil if it has, and without threads.
+// unpromoted returns why a budget has no effect; nil if it has one, or if there are no threads.
 func (f *BlockIO) unpromoted(m *managed) error {
 	if m.kept > 0 && m.helpWant == 0 && len(m.reserved) == 0 {
 		return fmt.Errorf("%w: io.realtime is for whom a reservation is missed (io.reserve), or for io.help=realtime", feature.ErrPartly)
@@ -384,7 +383,7 @@ func (f *BlockIO) Examine() []probe.Finding {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	v, detail := probe.Verdict{Level: probe.Full}, "real-time groups of cgroup v1 (cpu.rt_runtime_us): a container's threads share its budget"
-	f.tried.at = time.Time{} // whoever asks wants to know how it is now
+	f.tried.at = time.Time{} // an explicit question deserves a fresh trial
 	if grouped, err := f.bounded(f.layout.CPU); !grouped {
 		detail = "SCHED_DEADLINE: a container's budget is divided among its threads"
 		if err != nil {
@@ -394,7 +393,7 @@ func (f *BlockIO) Examine() []probe.Finding {
 	return []probe.Finding{{Capability: "io.realtime", Area: "blockio", Verdict: v, Detail: detail}}
 }
 
-// realtimes returns how the budgets of real-time containers stand. The caller holds f.mu.
+// realtimes returns the state of the budgets. The caller holds f.mu.
 func (f *BlockIO) realtimes() (out []api.BlockIORealtime) {
 	for id, m := range f.managed {
 		if m.budget == 0 {

@@ -29,13 +29,13 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// realtimeRig is two containers below one group of cgroup v1.
+// realtimeRig is two containers in one parent group of cgroup v1.
 type realtimeRig struct {
 	*host
 	above  testkit.CG
 	a, b   container.Container
 	pids   [2]int
-	normal string // what a thread is that is not real-time
+	normal string // policy of a thread that is not real-time
 }
 
 func newRealtime(t *testing.T) *realtimeRig {
@@ -58,7 +58,7 @@ func (r *realtimeRig) thread(i int) string {
 	return value(r.t, sched.Deadline("/proc", th))
 }
 
-// check compares the budgets of the group above and of the two, and whether their threads are
+// check compares the budgets of the parent group and of the two, and whether their threads are
 // real-time.
 func (r *realtimeRig) check(when, budgets string, first, second bool) {
 	r.t.Helper()
@@ -70,8 +70,8 @@ func (r *realtimeRig) check(when, budgets string, first, second bool) {
 	testkit.Same(r.t, when, append(strings.Fields(budgets), how[first], how[second]), append(got, r.thread(0), r.thread(1)))
 }
 
-// Containers get budgets, and the group above them the sum; their threads are real-time,
-// later ones, too. All of it is put back, whoever goes first.
+// Containers get budgets, and their parent group the sum. Their threads are real-time, including later
+// ones. Everything is restored, whichever container ends first.
 func TestRealtime(t *testing.T) {
 	h := newRealtime(t)
 	ctx := t.Context()
@@ -90,7 +90,7 @@ func TestRealtime(t *testing.T) {
 	must(t, err)
 	h.check("a thread that is not real-time", "40000 10000 30000", true, true)
 
-	// Another agent goes on with what it finds, before it knows all containers.
+	// Another agent continues from what it finds, before it knows all containers.
 	must(t, h.Close())
 	h.open()
 	must(t, h.Apply(ctx, target(t, h.a, "io.help: realtime", "io.realtime: 10ms")))
@@ -105,7 +105,7 @@ func TestRealtime(t *testing.T) {
 	testkit.None(t, "left in the journal", h.journal.Entries())
 }
 
-// Turns go on after a panic.
+// Turns continue after a panic.
 func TestTurnsAgain(t *testing.T) {
 	var made atomic.Int64
 	var in feature.Loop
@@ -120,8 +120,8 @@ func TestTurnsAgain(t *testing.T) {
 	r.end()
 }
 
-// childEnv makes this test binary another program: "agent STATE DEADLINE V2 CPU IO" is an
-// agent that gives a container real time until it is killed, "threads N" has so many.
+// childEnv makes this test binary another program: "agent STATE DEADLINE V2 CPU IO" is an agent that
+// gives a container real time until it is killed, "threads N" has N threads.
 const childEnv = "FAIRLEAD_TEST_CHILD"
 
 func child(role string) {
@@ -191,11 +191,11 @@ func childThreads(count string) error {
 	}
 }
 
-// killedBudget is what each CPU gives in each second.
+// killedBudget is the budget per second of each CPU.
 const killedBudget = 20 * time.Millisecond
 
-// A killed agent leaves real-time threads that the kernel bounds, and the journal alone
-// makes them ordinary again.
+// A killed agent leaves real-time threads that the kernel bounds. The journal alone makes them ordinary
+// again.
 func TestRealtimeKilled(t *testing.T) {
 	testkit.InFull(t)
 	testkit.NeedRoot(t)
@@ -230,7 +230,7 @@ func TestRealtimeKilled(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			now, err := sched.Ran("/proc", spin.Pid)
 			must(t, err)
-			// Of each CPU a second's budget may be left, and the kernel may see its end a tick
+			// The budget of one more second may be left on each CPU, and the kernel may notice its end a tick
 			// late.
 			most := time.Duration(runtime.NumCPU()) * (killedBudget*time.Duration(2+time.Since(began)/time.Second) + 100*time.Millisecond)
 			if now-ran > most {
@@ -247,8 +247,8 @@ func TestRealtimeKilled(t *testing.T) {
 	}
 }
 
-// A container of many threads gets its budget for some of them, and no more of the agent's
-// work than that takes.
+// A container with many threads gets its budget for some of them, and costs the agent no more than
+// those.
 func TestManyThreads(t *testing.T) {
 	n := testkit.Scale(t, 1500, 10_000)
 	h := newHost(t)
@@ -276,7 +276,7 @@ func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
 	return New(Config{Host: feature.Host{Roots: kernel.Default(), Journal: j, Containers: topology.Running(s.Targets)}, Deadline: true})
 }
 
-// Each call to the kernel fails once.
+// Each system call fails once.
 func TestFaults(t *testing.T) {
 	testkit.Later(t)
 	cg := testkit.Cgroup(t)
@@ -285,8 +285,8 @@ func TestFaults(t *testing.T) {
 	}
 	id, err := cgroup.ID(cg.V2)
 	must(t, err)
-	// A thread that sleeps while it becomes SCHED_DEADLINE, and while it ends to be that, costs Linux
-	// 6.18 its bandwidth until the domains of the scheduler are made anew.
+	// A thread that sleeps while it enters or leaves SCHED_DEADLINE costs Linux 6.18 its bandwidth, until
+	// the scheduler's domains are rebuilt.
 	cg.Spinner(t)
 	c := container.Container{ID: container.ID(id), Name: "task", Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU, IO: cg.IO}}
 	due := policy.Settings{IOHelp: policy.HelpRealtime, Realtime: killedBudget, IOYield: "auto"}
@@ -300,9 +300,8 @@ func TestFaults(t *testing.T) {
 	)
 }
 
-// Where there are no real-time groups each thread of a container is bounded by its
-// deadline. The kernel goes on with that after the agent, and what a later one does not
-// know is put back.
+// Without real-time groups, a deadline bounds each thread of a container. The kernel keeps enforcing it
+// after the agent. A later agent restores threads that it does not know.
 func TestDeadlines(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t)
@@ -339,7 +338,7 @@ func TestDeadlines(t *testing.T) {
 	must(t, err)
 	held("a new thread", b, true)
 
-	// One that is real-time by its own doing is counted, and left alone.
+	// A thread that is real-time without us is counted, and left alone.
 	for flags, own := range map[uint64]string{0: "policy 6", unix.SCHED_FLAG_RESET_ON_FORK: "deadline 1000000/200000000"} {
 		must(t, unix.SchedSetAttr(b, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_DEADLINE, Flags: flags, Runtime: 1e6, Deadline: 2e8, Period: 2e8}, 0))
 		_, err = h.Decide(nil, true)
@@ -351,7 +350,7 @@ func TestDeadlines(t *testing.T) {
 	must(t, unix.SchedSetAttr(b, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0))
 	sleeper := cg.Sleeper(t)
 	err = unix.SchedSetAttr(sleeper.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
-	if !errors.Is(err, unix.EPERM) { // a real-time group without runtime: no container can do that there
+	if !errors.Is(err, unix.EPERM) { // a real-time group without runtime, where no container can be real-time
 		must(t, err)
 		_, err = h.Decide(nil, true)
 		must(t, err)
@@ -362,7 +361,7 @@ func TestDeadlines(t *testing.T) {
 	must(t, sleeper.Kill())
 	sleeper.Wait()
 
-	must(t, h.Close()) // the agent has died: the kernel goes on
+	must(t, h.Close()) // the agent dies; the kernel continues
 	held("without an agent", a, true)
 	h.open()
 	h.cfg.Deadline = true
@@ -381,8 +380,8 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-// A budget that the profile gives is taken; without one the refusal says how to get it, and
-// the profile outlives the feature.
+// The profile decides the budget. Without a profile the refusal says how to make one. The profile
+// outlives the feature.
 func TestAutoRealtime(t *testing.T) {
 	h := newHost(t)
 	h.cfg.Deadline = true
@@ -413,7 +412,7 @@ func TestAutoRealtime(t *testing.T) {
 	}
 	other, _ := h.container("other")
 	must(t, h.Apply(t.Context(), target(t, other, "io.help: realtime", "io.realtime: 300ms")))
-	profile(0.4) // more than there is
+	profile(0.4) // more than is available
 	if got := h.report().Realtime; len(got) != 2 || got[0].Budget != 0.05 {
 		t.Errorf("by a profile that asks for too much the budget is %+v", got)
 	}

@@ -54,7 +54,7 @@ func (f *BlockIO) Report(ctx context.Context, of *container.Container, ask api.A
 	return out, nil
 }
 
-// wire puts what happened in a time into the API's form. The caller holds f.mu.
+// wire converts a reading of some length to the API's form. The caller holds f.mu.
 func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 	out := api.BlockIO{
 		Taken: d.Taken, Seconds: length.Seconds(), Rows: []api.BlockIORow{}, Waits: []api.BlockIOWait{}, Devices: []api.BlockIODevice{},
@@ -73,10 +73,10 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 			at := decide.Place{Container: id, Disk: r.at()}
 			a := accounts[at]
 			out.Reservations = append(out.Reservations, f.reservation(m, r, achieved(a, length), time.Duration(float64(d.delays[id].used)/max(length.Seconds(), 1e-9))))
-			accounts[at] = a // a row, even of nothing
+			accounts[at] = a // a row even without I/O
 		}
 	}
-	for id, act := range f.actions { // a cap may leave nothing to be seen in so short a time
+	for id, act := range f.actions { // a cap may leave no I/O in so short a time
 		for disk := range act.Caps {
 			at := decide.Place{Container: id, Disk: disk}
 			a := accounts[at]
@@ -118,8 +118,8 @@ func (f *BlockIO) name(id container.ID) string {
 	return c.Name
 }
 
-// atLeast is the number of context switches in a second from which their ratio means
-// something, as in the paper.
+// atLeast is the number of context switches per second from which their ratio is significant, as in the
+// paper.
 const atLeast = 50
 
 func (f *BlockIO) row(at decide.Place, a monitor.Account, d reading, length time.Duration) api.BlockIORow {
@@ -157,7 +157,7 @@ func (f *BlockIO) row(at decide.Place, a monitor.Account, d reading, length time
 	return row
 }
 
-// addContention adds how a container competed for the CPUs, if that was watched.
+// addContention adds how a watched container competed for the CPUs.
 func addContention(row *api.BlockIORow, id container.ID, d reading, length time.Duration) {
 	part := func(t, of time.Duration) float64 { return t.Seconds() / max(of, time.Nanosecond).Seconds() }
 	for _, s := range d.Switches {
@@ -184,7 +184,7 @@ func addContention(row *api.BlockIORow, id container.ID, d reading, length time.
 	}
 }
 
-// reservation describes a reservation, with what its container got of it and used of the CPUs in each
+// reservation describes a reservation, its container's rates, and the CPU time that it takes per
 // second.
 func (f *BlockIO) reservation(m *managed, r reservation, got api.BlockIOFigures, used time.Duration) api.Reservation {
 	id := m.target.Container.ID
@@ -225,17 +225,17 @@ func (f *BlockIO) device(d block.Disk) api.BlockIODevice {
 	return out
 }
 
-// detail is what is read only for whoever asks with a time: interrupts for all containers,
-// threads for one.
+// detail holds what only a report over a given time reads: the interrupts for a report on all
+// containers, the threads for a report on one.
 type detail struct {
 	soft, hard []irq.Interrupts
 	threads    map[int]api.BlockIOThread
 }
 
-// maxThreads bounds what is read of a container, which may have as many as it likes.
+// maxThreads bounds the threads that a report reads. A container may have any number of threads.
 const maxThreads = 1000
 
-// detailOf reads what can be read.
+// detailOf reads the details. It omits what it cannot read.
 func (f *BlockIO) detailOf(c *container.Container) (d detail) {
 	proc := f.cfg.Roots.Proc
 	if c == nil {
@@ -247,7 +247,7 @@ func (f *BlockIO) detailOf(c *container.Container) (d detail) {
 	fs, _ := procfs.NewFS(proc)
 	tids, _ := cgroup.Threads(c.Cgroup.V2, maxThreads)
 	for _, tid := range tids {
-		thread, err := fs.Proc(tid) // that of a thread is not listed, and yet there
+		thread, err := fs.Proc(tid) // /proc does not list threads, but opens them
 		if err != nil {
 			continue
 		}
@@ -258,11 +258,11 @@ func (f *BlockIO) detailOf(c *container.Container) (d detail) {
 	return d
 }
 
-// addTo adds what happened from an earlier reading on to a report.
+// addTo adds the difference from an earlier reading to a report.
 func (d detail) addTo(out *api.BlockIO, before detail, length time.Duration) {
 	out.Interrupts = append(rates(before.hard, d.hard, false, length), rates(before.soft, d.soft, true, length)...)
 	for tid, t := range d.threads {
-		if b, had := before.threads[tid]; had { // of one that has begun since, all counts
+		if b, had := before.threads[tid]; had { // a thread that is new since then counts in full
 			t.Voluntary, t.Involuntary = t.Voluntary-min(b.Voluntary, t.Voluntary), t.Involuntary-min(b.Involuntary, t.Involuntary)
 		}
 		if t.Voluntary+t.Involuntary > 0 {
@@ -274,8 +274,8 @@ func (d detail) addTo(out *api.BlockIO, before detail, length time.Duration) {
 	})
 }
 
-// rates are those of the sources that have interrupted anybody meanwhile. Where a CPU has
-// come or gone, nothing is comparable.
+// rates returns the rates of all sources that interrupted a CPU in between. It omits sources whose
+// number of CPUs has changed, as their counts are not comparable.
 func rates(before, now []irq.Interrupts, soft bool, length time.Duration) (out []api.BlockIOInterrupts) {
 	type key struct {
 		source string
@@ -302,7 +302,7 @@ func rates(before, now []irq.Interrupts, soft bool, length time.Duration) (out [
 // Bounds of the buckets in Prometheus' form: 2^12 ns is 4 µs, 2^30 a second.
 const firstBucket, lastBucket = 12, 30
 
-// Snapshot implements feature.Feature: what was counted since something is measured.
+// Snapshot implements feature.Feature. Its counters start when measuring starts.
 func (f *BlockIO) Snapshot() feature.Snapshot {
 	f.mu.Lock()
 	defer f.mu.Unlock()

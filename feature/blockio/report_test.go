@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// A disk that vanishes takes its reservation along, which is reported, and holds up nothing
-// else; one that cannot be kept in the file of capacities is not taken.
+// A reservation goes with its disk. The status reports that, and nothing else is affected. A capacity
+// that the file cannot keep is refused.
 func TestVanished(t *testing.T) {
 	h := newHost(t)
 	gone, stays := h.disk(1000), h.disk(1000)
@@ -61,7 +61,7 @@ func TestVanished(t *testing.T) {
 	testkit.Same(t, "capacity", uint64(1000), h.BlockIO.capacity(d).ReadIOPS)
 }
 
-// A report over a time has the detail of that time.
+// A report over a given time has the details of that time.
 func TestDetail(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(1000)
@@ -96,7 +96,7 @@ func TestDetail(t *testing.T) {
 	}
 }
 
-// One that is capped is shown with its cap, even while it has no I/O.
+// A capped container appears with its cap even without I/O.
 func TestCappedIsShown(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(1000)
@@ -111,7 +111,7 @@ func TestCappedIsShown(t *testing.T) {
 	}
 }
 
-// A reader gets each event once, with its id. An id of an earlier agent does not count.
+// A reader gets each event once, with its id. An id of an earlier agent is ignored.
 func TestEventsAfter(t *testing.T) {
 	events := newEventLog()
 	add := func(text string) { events.add([]api.BlockIOEvent{{What: "interference", Text: text}}) }
@@ -133,7 +133,7 @@ func TestEventsAfter(t *testing.T) {
 	}
 }
 
-// TestGuarantees has a disk of known capacity, and one that is not there.
+// TestGuarantees has a disk of known capacity, and a missing one.
 func TestGuarantees(t *testing.T) {
 	h := newHost(t)
 	h.cfg.Disks = policy.Disks{"data": h.disk(1000).Path, "gone": "/dev/nowhere"}

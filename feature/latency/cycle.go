@@ -11,9 +11,9 @@ import (
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
-// An attached program costs every packet of the host something, even if it returns at once: 0.3 to
-// 0.5 us each time that a packet is received. So while a CPU receives many, of any container, the
-// programs are attached for a part of each second. While the host is watched they stay attached.
+// An attached program costs every packet of the host something, even if it returns at once: 0.3 to 0.5
+// us each time that a packet is received. So while a CPU receives many packets, of any container, the
+// programs are attached for only a part of each second. While the host is watched they stay attached.
 const (
 	fullRate = 4 // times the budget: packets a second and CPU up to which the programs stay attached
 	look     = 100 * time.Millisecond
@@ -62,23 +62,23 @@ func (f *Latency) nextPhase() (time.Duration, error) {
 	return cycle - m.look, m.rest()
 }
 
-// lookFor returns how long the programs are attached in each second at a rate of packets: so that
-// no CPU has more than twice the budget.
+// lookFor returns how long the programs are attached in each second at a rate of packets. A CPU
+// receives at most twice the budget in that time.
 func lookFor(rate float64, budget uint32) time.Duration {
 	return min(look, time.Duration(2*float64(budget)/max(rate, 1)*float64(cycle)))
 }
 
-// resume attaches the programs. Stamps from before are void.
+// resume attaches the programs. Earlier stamps are void.
 func (m *meter) resume() (err error) {
 	if m.links != nil {
 		return nil
 	}
 	now := bpf.Clock()
-	// Packets that arrive now may have begun before.
+	// Packets that arrive now may have started before.
 	if err := errors.Join(m.maps.Attached.Set(now), m.maps.Passed.Set(now)); err != nil {
 		return fmt.Errorf("attach: %w", err)
 	}
-	// From the ends of the path to its beginnings, so that no packet begins and never ends.
+	// From the end of the path to its beginning, so that no packet begins without an end.
 	if m.links, err = bpf.Attach(m.programs.Xmit, m.programs.Receive, m.programs.Poll, m.programs.Queue); err != nil {
 		return err
 	}
@@ -102,9 +102,9 @@ func (m *meter) rest() error {
 	return errors.Join(err, m.queue())
 }
 
-// rate returns the packets per second of the CPU with the most since the last call: what the kernel
-// counts as received, for every container, and what our programs passed over, for what tasks of the
-// host's network send.
+// rate returns the packets per second since the last call, of the CPU with the most: the packets that
+// the kernel counts as received, for every container, and those that our programs passed over, for
+// packets that tasks in the host's network send.
 func (m *meter) rate(proc string, now time.Time) (float64, error) {
 	received, err := irq.Packets(proc)
 	if err != nil {
@@ -143,14 +143,13 @@ func (m *meter) unwatched() time.Duration {
 }
 
 // Waits need programs at every task switch and every softirq of the host, which slow these down. The
-// host is watched as long as an operator asks. A
-// container that asks on its own socket has it watched for one spell in each span. mostSpells
-// limits the spells of all such containers in a span.
+// host is watched as long as an operator asks. A container that asks on its own socket has it watched
+// for one spell in each span. mostSpells limits the spells of all such containers in a span.
 const (
 	spell      = 10 * time.Second
 	span       = time.Minute
 	mostSpells = 2
-	mostSelf   = 16 // tenants recorded at their own request at a time
+	mostSelf   = 16 // tenants recorded at their own request at the same time
 )
 
 // spells holds the beginning of each tenant's last spell.
@@ -188,8 +187,8 @@ func (f *Latency) watches(now time.Time) bool {
 	return false
 }
 
-// schedule assigns spells, and begins or ends watching the host. changed forces an update of the
-// meter: other tenants are traced than before. f.mu is held.
+// schedule assigns spells, and starts or stops watching the host. changed says that other tenants are
+// traced than before, which forces an update of the meter. f.mu is held.
 func (f *Latency) schedule(now time.Time, changed bool) error {
 	var asking []tenant.Key
 	for key, m := range f.measured {

@@ -40,10 +40,10 @@ const defaultBudget = 5000
 // rowOfStamps is ROW of maps.bpf.h: a packet's stamp has one of this many places.
 const rowOfStamps = 8
 
-// mostStamps limits the packets under way that have a stamp.
+// mostStamps limits the packets in flight that have a stamp.
 const mostStamps = rowOfStamps << 12
 
-// Config is what New needs.
+// Config is the argument of New.
 type Config struct {
 	feature.Host
 
@@ -58,7 +58,7 @@ type Config struct {
 	Budget uint32
 }
 
-// Latency is the feature. See feature.Feature for how it may be called.
+// Latency is the feature. feature.Feature says how it may be called.
 type Latency struct {
 	feature.Base
 	cfg Config
@@ -69,7 +69,7 @@ type Latency struct {
 	uplinks  uplinks                  // as of the last ends
 	meter    *meter                   // nil while no container is measured
 	idle     *meter                   // detached, for the next container
-	idling   *time.Timer              // to unload it
+	idling   *time.Timer              // unloads idle
 	tracer   *tracer                  // nil while no records are requested
 	tenants  *tenant.Register         // of the containers that policy measures
 	measured map[tenant.Key]*measured // one of each tenant
@@ -78,7 +78,7 @@ type Latency struct {
 	lapsing  bool          // lapse is scheduled
 	spells   spells
 	grants   map[grantee]grant
-	asked    map[container.ID]bool // containers that the last Decide was to measure
+	asked    map[container.ID]bool // containers that the last Decide wants measured
 	news     chan struct{}         // closed by the next Decide or Apply
 	orphans  uint64                // waits without a record in earlier tracers of the meter
 }
@@ -88,7 +88,7 @@ type measured struct {
 	slot   identity.Slot
 	traced bool // its packets are recorded one by one
 
-	asked, askedSelf time.Time // end of the last request for records, by an operator and by itself
+	asked, askedSelf time.Time // end of the last request for records, by an operator and by the container itself
 	numbered         uint64    // number after the last record of recordings that have ended
 }
 
@@ -247,8 +247,8 @@ func (f *Latency) open() (err error) {
 // idleTime is how long programs stay loaded without a tenant. To load them takes 0.2 s of CPU time.
 const idleTime = 5 * time.Second
 
-// shut detaches everything if no tenant is measured, and closes it after idleTime; at once where packets
-// were recorded, as the next tenant must not see them.
+// shut detaches everything if no tenant is measured, and closes it after idleTime, or at once if
+// packets were recorded, because the next tenant must not see them.
 func (f *Latency) shut() error {
 	if len(f.measured) > 0 || f.meter == nil {
 		return nil
@@ -269,7 +269,7 @@ func (f *Latency) shut() error {
 	return errors.Join(errs...)
 }
 
-// unload closes what no tenant has wanted for idleTime.
+// unload closes a meter that no tenant has needed for idleTime.
 func (f *Latency) unload() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -287,7 +287,7 @@ func (f *Latency) changed() {
 		return
 	}
 	if now, err := f.findUplinks(); err == nil && now == f.uplinks {
-		return // a container's device
+		return // a container's device has changed
 	}
 	if err := f.follow(); err != nil {
 		f.cfg.Log.Warn("follow uplinks", "err", err)

@@ -159,8 +159,8 @@ func (h *host) hold(b *sandbox.Box, dev string) {
 	})
 }
 
-// Nothing is attached while no container is measured, and packets of one that is not are not looked at.
-// What is loaded serves the next container, unless it has recorded packets.
+// Without a measured container nothing is attached. Packets of other containers are not looked at. A
+// loaded object serves the next container, unless it has recorded packets.
 func TestUnused(t *testing.T) {
 	h, _, c := newBridged(t)
 	h.measure(false, c)

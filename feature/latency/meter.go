@@ -31,8 +31,7 @@ const (
 	hookXmit
 )
 
-// begin and pass are bits of fl_near: a measurement may begin at a hook, or one that has begun
-// continues there.
+// begin and pass are bits of fl_near: a measurement may begin at a hook, or continue there.
 func begin(hook int) uint16 { return 1 << hook }
 func pass(hook int) uint16  { return 0x10 << hook }
 
@@ -151,7 +150,7 @@ func (m *meter) add(s identity.Slot) error {
 	return nil
 }
 
-// remove removes a slot's tallies. Its packets under way are not counted.
+// remove removes a slot's tallies. Its packets in flight are not counted.
 func (m *meter) remove(s identity.Slot) error {
 	inner := m.tallies[s]
 	if inner == nil {
@@ -226,7 +225,7 @@ func (m *meter) listen() error {
 			continue
 		}
 		err := s.attach(dir)
-		if err != nil && !errors.Is(err, unix.ENOENT) { // the container has gone; the next round removes it
+		if err != nil && !errors.Is(err, unix.ENOENT) { // the container has ended; the next round removes it
 			errs = append(errs, fmt.Errorf("measure sockets: %w", err))
 		}
 	}

@@ -175,7 +175,7 @@ func (h *host) measure(on bool, of ...container.Container) {
 	}
 }
 
-// read gives what was counted of a container.
+// read returns the counters of a container.
 func (h *host) read(c container.Container) Tenant {
 	h.T.Helper()
 	r, err := h.f.Read()
@@ -207,7 +207,7 @@ func (h *host) ask(client, server *sandbox.Box, proto, to string, n int) {
 	})
 }
 
-// stamps gives a test what is in the kernel of packets under way.
+// stamps returns the kernel's state of packets in flight.
 func (h *host) stamps() (keys *ebpf.Variable, stamps *ebpf.Map) {
 	h.T.Helper()
 	var maps struct {
@@ -318,7 +318,7 @@ func TestReused(t *testing.T) {
 	})
 }
 
-// What is under way while the programs are detached is not believed afterwards.
+// Stamps from before the programs were detached do not count.
 func TestInterrupted(t *testing.T) {
 	h, web, c := newWeb(t)
 	h.held(web, c)

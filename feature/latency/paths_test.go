@@ -51,7 +51,7 @@ func (h *host) macvlan() (*sandbox.Box, container.Container) {
 	return box, c
 }
 
-// On each path the packets of the one who asks are measured, both ways.
+// On each path the packets of a measured container are timed, both ways.
 func TestPaths(t *testing.T) {
 	testkit.NeedRoot(t)
 	veth := map[Direction][]Stage{Egress: {First, Deliver, Forward, QDisc, Added, Stack}, Ingress: {First, Forward, QDisc, Deliver, Socket, Added, Stack}}
@@ -218,8 +218,8 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// A container that goes while its packets are under way leaves nothing, and what is
-// measured of another goes on.
+// A container that ends while its packets are in flight leaves nothing behind, and the measurement of
+// others continues.
 func TestGone(t *testing.T) {
 	h, web, c := newBridged(t)
 	old, gone := h.add("old", "10.66.0.3/24", h.ns)

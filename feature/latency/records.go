@@ -22,9 +22,9 @@ import (
 )
 
 const (
-	maxRecords = 4096                  // kept of one tenant
+	maxRecords = 4096                  // kept for one tenant
 	lease      = 10 * time.Second      // how long packets are recorded after a request
-	patience   = 20 * time.Millisecond // limit between device and socket
+	patience   = 20 * time.Millisecond // longest wait between device and socket
 )
 
 // Record is one packet of a container.
@@ -54,8 +54,8 @@ type tracer struct {
 
 	mu      sync.Mutex
 	traces  map[identity.Slot]*trace
-	waiting map[uint64]waiting // for the records of their sockets, by id
-	waits   map[uint64][]wait  // the packet's record follows; by id
+	waiting map[uint64]waiting // for the socket's record, by id
+	waits   map[uint64][]wait  // for the packet's record, by id
 	orphans uint64             // waits without a record
 }
 
@@ -65,12 +65,12 @@ type waiting struct {
 	until time.Time
 }
 
-// trace holds the latest records of one tenant that a filter wants.
+// trace holds the latest records of one tenant that match a filter.
 type trace struct {
 	records []Record
 	first   uint64                          // number of the first record, which may be overwritten
 	next    uint64                          // number of the next record
-	wanted  map[api.LatencyFilter]time.Time // end of the wish; filters without After and Most
+	wanted  map[api.LatencyFilter]time.Time // end of each filter's wish; filters without After and Most
 	keep    time.Time                       // how long records are kept, even if no filter is left
 	news    chan struct{}                   // closed by the next record
 }
@@ -100,8 +100,8 @@ func (t *tracer) close() error {
 	return err
 }
 
-// mostTaken limits how many records and waits are read in patience: 50,000 per second. The rest
-// stays in the kernel's buffer, which drops what it has no room for.
+// mostTaken limits the records and waits that are read per patience: 50,000 per second. The rest stays
+// in the kernel's buffer, which drops what does not fit.
 const mostTaken = 1000
 
 func (t *tracer) run() {
@@ -143,7 +143,7 @@ func (t *tracer) take(raw []byte) {
 	}
 	r, s, kind, awaits, err := parseRecord(raw, t.zero)
 	if err != nil {
-		return // not of our programs
+		return // not from our programs
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -153,7 +153,7 @@ func (t *tracer) take(raw []byte) {
 	} else {
 		w, known := t.waiting[r.id]
 		if !known {
-			return // too late
+			return // the packet's record was flushed
 		}
 		delete(t.waiting, r.id)
 		w.At = r.At // Stack ends there
@@ -167,15 +167,15 @@ func (t *tracer) take(raw []byte) {
 	t.waiting[r.id] = waiting{r, s, time.Now().Add(patience)}
 }
 
-// maxOrphans limits the packets with a wait but no record yet. The kernel emits a wait right before
-// its record, so only samples of other CPUs are in between. Beyond the limit the records were lost.
+// maxOrphans limits the packets with a wait but without a record. The kernel emits a wait right before
+// its record, so only samples of other CPUs come in between. Beyond the limit the records are lost.
 const maxOrphans = 1024
 
 // takeWait keeps a wait for the packet's record.
 func (t *tracer) takeWait(raw []byte) {
 	id, w, err := parseWait(raw)
 	if err != nil {
-		return // not of our programs
+		return // not from our programs
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -188,7 +188,7 @@ func (t *tracer) takeWait(raw []byte) {
 	}
 }
 
-// flush adds records that have waited too long for their socket.
+// flush adds records that have waited too long for their socket's record.
 func (t *tracer) flush(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -220,9 +220,9 @@ func (t *tracer) add(s identity.Slot, r Record) {
 // selects among them.
 const maxFilters = 8
 
-// want keeps the records of a tenant that a filter wants, for a time from now on. numbered is the
-// number after the last record of the tenant's previous recording, 0 if there was none: numbers
-// continue from it so that a reader notices that the recording has ended.
+// want keeps the records of a tenant that match a filter, for a time from now. numbered is the number
+// after the last record of the tenant's previous recording, 0 if there was none. Numbers continue from
+// it, so that a reader notices the end of that recording.
 func (t *tracer) want(s identity.Slot, numbered uint64, f api.LatencyFilter, now time.Time, during time.Duration) *trace {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -296,7 +296,7 @@ func wants(f api.LatencyFilter, r *Record) bool {
 	return true
 }
 
-// flow is a hash of the flow, equal in both directions. It is the same in all agents, so that these
+// flow returns a hash of the flow, equal in both directions. It is the same in all agents, so that all
 // sample the same flows.
 func (r *Record) flow() uint64 {
 	a, b := r.From, r.To
@@ -332,10 +332,10 @@ func (t *tracer) lapsed(now time.Time) (slots map[identity.Slot]uint64, left int
 	return slots, len(t.traces)
 }
 
-// after returns at most most records from a number on, the number after them, the number of records
-// missed before them, and a channel that the next record closes. The numbers 0 and 1 stand for the
-// first record of this recording, math.MaxUint64 for the next. Any other number that this recording
-// has not given is of an earlier recording, which has ended; then after counts one missed record.
+// after returns at most most records from a number on, the number after them, the number of missed
+// records before them, and a channel that the next record closes. The numbers 0 and 1 stand for the
+// first record of this recording, math.MaxUint64 for the next one. Any other number outside this
+// recording is from an earlier one, which has ended; after counts that as one missed record.
 func (t *tracer) after(tr *trace, number uint64, most int) (list []Record, next, missed uint64, news <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

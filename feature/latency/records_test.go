@@ -118,8 +118,8 @@ func TestTracer(t *testing.T) {
 	}
 }
 
-// Only records that a filter wants are kept. A recording that was switched on continues until it is
-// switched off; its records then stay for a while. A tenant that has gone leaves none.
+// Only records that match a filter are kept. A recording that was switched on continues until it is
+// switched off; its records then stay for a while. A tenant that has ended leaves none.
 func TestWanted(t *testing.T) {
 	tr := newTraces()
 	now := time.Now()
@@ -177,8 +177,8 @@ func TestWants(t *testing.T) {
 	}
 }
 
-// Of each flow all packets are chosen, both ways, or none; and of many flows about one
-// in so many, whichever these are.
+// Sampling chooses all packets of a flow, both ways, or none, and about one flow in the given number,
+// whichever flows these are.
 func TestSample(t *testing.T) {
 	const flows, in = 4096, 16
 	chosen := 0

@@ -70,7 +70,7 @@ func (f *Latency) Read() (Reading, error) {
 
 // Since returns the counters' growth after an earlier Reading.
 func (r Reading) Since(before Reading) Reading {
-	was := make(map[tenant.Key]Tenant) // not by container: that may have ended
+	was := make(map[tenant.Key]Tenant) // not by container: it may have ended
 	for _, t := range before.Tenants {
 		was[t.key] = t
 	}
@@ -88,8 +88,8 @@ func (r Reading) Since(before Reading) Reading {
 	return r
 }
 
-// Report implements feature.Reporter. It returns the latency of packets: over ask.Over, or since
-// the beginning if that is 0.
+// Report implements feature.Reporter. It returns the latency of packets over ask.Over, or since the
+// beginning if that is 0.
 func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
 	r, err := f.Read()
 	if err != nil {
@@ -237,7 +237,7 @@ var help = map[string]string{
 }
 
 // Snapshot implements feature.Feature: packets by the result of the measurement, and the histograms of
-// the stages, both over all protocols; and counters of the host. There are none if no tenant is
+// the stages, both over all protocols, and counters of the host. It has no samples if no tenant is
 // measured.
 func (f *Latency) Snapshot() feature.Snapshot {
 	r, err := f.Read()

@@ -30,7 +30,7 @@ func TestMeanwhile(t *testing.T) {
 	testkit.Same(t, "since changes what it is given", []time.Duration{5 * s, 0, 0}, before[1])
 }
 
-// What is said not to be covered is what is not measured on that path.
+// The gaps of a path are exactly the stages that are not measured there.
 func TestGaps(t *testing.T) {
 	bridged := container.Container{Cgroup: container.Cgroup{V2: "/x"}, Interfaces: []container.Interface{{Kind: "veth", Host: container.HostEnd{Index: 7}}}}
 	lost, host, mac := bridged, container.Container{HostNetwork: true}, bridged
@@ -86,8 +86,8 @@ func TestNetworkOf(t *testing.T) {
 	testkit.Same(t, "the reading was changed", 2, len(r.Tenants))
 }
 
-// An interval of a pod is what it did in that interval, also if one of its containers has
-// ended meanwhile.
+// An interval of a pod covers all its packets in that interval, even if one of its containers has ended
+// meanwhile.
 func TestSincePod(t *testing.T) {
 	pod := func(members []container.ID, seen uint64) Reading {
 		all := new(tallies)

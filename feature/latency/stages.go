@@ -23,7 +23,7 @@ func (d Direction) String() string { return [...]string{"egress", "ingress"}[d] 
 // Protocol is a class of packets.
 type Protocol int
 
-// The protocols with counters of their own. ICMP includes ICMPv6.
+// Protocols with separate counters. ICMP includes ICMPv6.
 const (
 	TCP Protocol = iota
 	UDP
@@ -68,8 +68,8 @@ func way(d Direction) []Stage {
 	return []Stage{First, Forward, QDisc, Deliver, Socket}
 }
 
-// gaps returns the stages that cannot be measured for a container, with the reasons. If the host
-// end of a veth is unknown, the preceding stage includes the time of its stages.
+// gaps returns the stages that cannot be measured for a container, with the reasons. If the host end of
+// a veth is unknown, the preceding stage includes its stages.
 func gaps(c container.Container, d Direction, uplinks bool) (out []api.LatencyGap) {
 	missing := func(why string, list ...Stage) {
 		g := api.LatencyGap{Why: why}
@@ -128,7 +128,7 @@ type tally struct {
 // tallies holds all tallies of one tenant.
 type tallies [directions][protocols]tally
 
-// since subtracts an earlier reading. If a counter went down, the tenant is a new one.
+// since subtracts an earlier reading. If a counter went down, this is a new tenant.
 func (t *tallies) since(before *tallies) *tallies {
 	out := new(tallies)
 	*out = *t
@@ -155,7 +155,7 @@ func (t *tallies) since(before *tallies) *tallies {
 // Coverage counts the packets of one direction and protocol by the result of the measurement. It is
 // the head of struct tally.
 type Coverage struct {
-	Seen       uint64 // sent at the container's device, or arrived there
+	Seen       uint64 // sent or received by the container's device
 	Matched    uint64 // measured between the container's device and the uplink
 	Local      uint64 // between containers of this host, or from the host itself
 	Unsampled  uint64 // arrived without a stamp while packets were passed over
@@ -168,7 +168,7 @@ func (c *Coverage) counts() [7]*uint64 {
 	return [...]*uint64{&c.Seen, &c.Matched, &c.Local, &c.Unsampled, &c.Unmatched, &c.Mismatched, &c.Evicted}
 }
 
-// Waiting returns the number of packets that are under way, or ended where no program saw it.
+// Waiting returns the number of packets in flight, including those that ended unseen.
 func (c Coverage) Waiting() uint64 {
 	ended := c.Matched + c.Local + c.Unsampled + c.Unmatched + c.Mismatched + c.Evicted
 	if ended > c.Seen {

@@ -18,21 +18,21 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// traced is a part of the answer to a request for records, with those of one container that are kept.
+// traced is a part of the answer to a request for the records of one container.
 type traced struct {
 	api.LatencyRecords
 	Records []Record // in place of the API's
 }
 
-// Trace returns at most most records of one container's packets: all that a filter wants, and
-// possibly others, from the filter's After on (0: from now on). self is set if the container itself
-// asks. Trace waits up to over for the first record. Recording continues for a while afterwards. ok
-// is false if the container is not measured.
+// Trace returns at most most records of one container's packets: all that match a filter, and possibly
+// others, from the filter's After on (0: from now on). self is set if the container itself asks. Trace
+// waits up to over for the first record. Recording continues for lease afterwards. ok is false if the
+// container is not measured.
 func (f *Latency) Trace(ctx context.Context, id container.ID, self bool, filter api.LatencyFilter, most int, over time.Duration) (out traced, ok bool, err error) {
 	record := func() (*tracer, *trace, error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		// One process's end may part the container from the meter just as another's grant begins.
+		// One process's grant may end, and take the container off the meter, just as another's begins.
 		if err := f.await(ctx, func() bool { return f.of(id) != nil || !f.asked[id] }); err != nil {
 			return nil, nil, err
 		}
@@ -59,7 +59,7 @@ func (f *Latency) Trace(ctx context.Context, id container.ID, self bool, filter 
 			return out, true, ctx.Err()
 		case <-end:
 			over = 0
-		case <-renew.C: // waiting counts as asking
+		case <-renew.C: // waiting renews the request
 			if tracer, tr, err = record(); tracer == nil || err != nil {
 				return out, err != nil, err
 			}
@@ -82,8 +82,8 @@ func (f *Latency) lost() (records, waits uint64, err error) {
 	return records, waits + f.orphans + f.tracer.lostWaits(), err
 }
 
-// record records the packets of a container that a filter wants, for a time from now on. tracer is
-// nil if the container is not measured. f.mu is held.
+// record records the packets of a container that match a filter, for a time from now. tracer is nil if
+// the container is not measured. f.mu is held.
 func (f *Latency) record(id container.ID, self bool, filter api.LatencyFilter, during time.Duration) (_ *tracer, tr *trace, err error) {
 	m := f.of(id)
 	if m == nil {
@@ -130,8 +130,8 @@ func (f *Latency) selfTraced() (n int) {
 // longLease is how long packets are recorded after a container switched recording on.
 const longLease = 10 * time.Minute
 
-// switchTracing begins or ends recording all packets of a container, at its own request. Recording
-// for other requests continues.
+// switchTracing starts or stops recording all packets of a container, at its own request. Recording for
+// other requests continues.
 func (f *Latency) switchTracing(id container.ID, on bool) (out api.LatencyTracing, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -191,8 +191,8 @@ func (f *Latency) lapse() {
 	f.tracer = nil
 }
 
-// recorded returns the records that a filter wants, in the API's form. It waits up to over for
-// the first.
+// recorded returns the records that match a filter, in the API's form. It waits up to over for the
+// first one.
 func (f *Latency) recorded(ctx context.Context, id container.ID, self bool, filter api.LatencyFilter, over time.Duration) (any, error) {
 	out := api.LatencyRecords{Records: []api.LatencyRecord{}}
 	most := cmp.Or(filter.Most, maxRecords)
@@ -278,8 +278,8 @@ func wireRecord(r Record) api.LatencyRecord {
 // latencyKey is the policy key that a grant decides.
 const latencyKey = "fairlead.latency"
 
-// grantTime is how long a container is measured after a process has asked for it. A process renews
-// its grant by asking again; that of a killed process expires.
+// grantTime is how long a container is measured after a process asked for it. The process renews the
+// grant by asking again. The grant of a killed process expires.
 const grantTime = 15 * time.Second
 
 // inForce limits how long a request waits until the container is measured.
@@ -299,8 +299,8 @@ type grant struct {
 
 var _ feature.Commander = (*Latency)(nil)
 
-// Command implements feature.Commander. It records packets and returns them, begins or ends the
-// measurement for a process, and begins or ends recording at a container's own request.
+// Command implements feature.Commander. It records packets and returns them, starts or stops the
+// measurement for a process, and starts or stops recording at a container's own request.
 func (f *Latency) Command(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
 	if of != nil {
 		switch in := ask.Body.(type) {
@@ -315,7 +315,7 @@ func (f *Latency) Command(ctx context.Context, of *container.Container, ask api.
 	return nil, fmt.Errorf("latency: no command %T", ask.Body)
 }
 
-// measureFor grants a process the measurement of a container, renews or ends the grant, and waits
+// measureFor grants a process the measurement of a container, or renews or ends the grant. It waits
 // until the container is measured.
 func (f *Latency) measureFor(ctx context.Context, id container.ID, ask api.LatencyMeasure) (out api.LatencyMeasured, err error) {
 	by, now := grantee{id, ask.PID}, time.Now()
@@ -325,7 +325,7 @@ func (f *Latency) measureFor(ctx context.Context, id container.ID, ask api.Laten
 	if !ask.On {
 		if had {
 			g.until = now
-			f.grants[by] = g // Decide takes it back
+			f.grants[by] = g // Decide ends the measurement
 		}
 		return out, nil
 	}
@@ -337,7 +337,7 @@ func (f *Latency) measureFor(ctx context.Context, id container.ID, ask api.Laten
 	}
 	g.until = now.Add(grantTime)
 	f.grants[by] = g
-	// A measurement that an earlier grant left is about to end, unless a decision has kept it.
+	// A measurement from an earlier grant is about to end, unless a decision keeps it.
 	if err = f.await(ctx, func() bool { return f.asked[id] && f.of(id) != nil }); err != nil {
 		g.until = time.Now()
 		f.grants[by] = g
@@ -346,8 +346,7 @@ func (f *Latency) measureFor(ctx context.Context, id container.ID, ask api.Laten
 	return api.LatencyMeasured{On: true, Until: g.until}, nil
 }
 
-// await waits until what Decide and Apply have done meets a condition. f.mu is held, but not while
-// it waits.
+// await waits until Decide or Apply has met a condition. f.mu is held, but released while it waits.
 func (f *Latency) await(ctx context.Context, met func() bool) error {
 	for timeout := time.After(inForce); !met(); {
 		news := f.news
@@ -377,8 +376,8 @@ func (f *Latency) wake() {
 // Adopt implements feature.Decider. Processes with a grant of an earlier agent ask again.
 func (f *Latency) Adopt([]journal.Entry) []policy.Decision { return nil }
 
-// Decide implements feature.Decider: it decides on for containers with a grant that policy does not
-// measure anyway.
+// Decide implements feature.Decider: it switches the measurement on for containers with a grant that
+// policy does not measure anyway.
 func (f *Latency) Decide(targets []policy.Target, _ bool) (out []policy.Decision, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -391,7 +390,7 @@ func (f *Latency) Decide(targets []policy.Target, _ bool) (out []policy.Decision
 		d.Reason = fmt.Sprintf("process %d of uid %d has it measured while it runs", by.pid, g.uid)
 		if d.Lapsed(now) {
 			delete(f.grants, by)
-			d.Since = now // a decision other than the current one, which withdraws that
+			d.Since = now // differs from the current decision, and so withdraws it
 		}
 		if other, known := stands[by.container]; !known || d.Expiry.After(other.Expiry) {
 			stands[by.container] = d

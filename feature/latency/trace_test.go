@@ -56,8 +56,8 @@ func TestTraceBeyondLease(t *testing.T) {
 	})
 }
 
-// A reader that follows a recording that has ended learns that it has missed records, whatever the
-// numbers of the next recording.
+// A reader that follows a recording learns that it has missed records once the recording has ended,
+// whatever the numbers of the next recording.
 func TestNumbersAfterLapse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := unwired()
@@ -103,9 +103,9 @@ func TestNumbersAfterLapse(t *testing.T) {
 	})
 }
 
-// Containers that ask on their own sockets have the host watched for ten seconds of a minute, two
-// of them in any minute. The one that has waited longest comes first. For an operator the host is
-// watched all the time.
+// Containers that ask on their own sockets have the host watched for ten seconds of a minute, two of
+// them in any minute. The container that has waited longest comes first. For an operator the host is
+// always watched.
 func TestSpells(t *testing.T) {
 	key := func(n uint64) tenant.Key { return tenant.Key{NetNS: n} }
 	s, start := make(spells), time.Unix(1000, 0)

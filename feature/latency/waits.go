@@ -49,8 +49,7 @@ type attribution struct {
 	paths   map[uint64]string              // directories of cgroup ids looked up before
 }
 
-// attribution returns the attribution to the containers that run now, and to those that the feature
-// knows.
+// attribution returns the attribution to all running containers, and to those that the feature knows.
 func (f *Latency) attribution() *attribution {
 	var list []container.Container
 	if f.cfg.Containers != nil {
@@ -104,7 +103,7 @@ func pathOf(root string, id uint64) string {
 		return ""
 	}
 	defer unix.Close(fd)
-	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)) // of this process, even if another proc is injected
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)) // of this process, even with another proc root
 	if err != nil || strings.HasSuffix(path, " (deleted)") {
 		return ""
 	}

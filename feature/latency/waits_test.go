@@ -174,8 +174,8 @@ func TestWaitsOfStrangers(t *testing.T) {
 	}
 }
 
-// What packets of others wait for at the uplink does not reach user space, and takes no
-// room from those of the container that asks.
+// Waits of other containers' packets at the uplink do not reach user space, and take no room from waits
+// of the container that asks.
 func TestWaitsBesideFlood(t *testing.T) {
 	testkit.NeedRoot(t)
 	if runtime.NumCPU() < 2 {

@@ -49,7 +49,7 @@ func (f *Overlay) attach(o *force, list map[container.Device]overlayEnd) error {
 			f.put(&o.at, d, o.Path, atArrive, overlayProgFlOvArrive, true, o.number),
 			f.put(&o.at, d, o.Path, atSend, overlayProgFlOvSend, false, o.number),
 		} {
-			if !errors.Is(err, journal.ErrGone) { // its container ends
+			if !errors.Is(err, journal.ErrGone) { // its container is ending
 				errs = append(errs, err)
 			}
 		}
@@ -57,7 +57,7 @@ func (f *Overlay) attach(o *force, list map[container.Device]overlayEnd) error {
 	return errors.Join(errs...)
 }
 
-// uplinks attaches the programs at exactly the uplinks of the networks.
+// uplinks attaches the programs at exactly the uplinks of the wanted networks.
 func (f *Overlay) uplinks(wanted map[key]network.Network) error {
 	list := make(map[uint32]overlayUplink)
 	for _, n := range wanted {
@@ -74,7 +74,7 @@ func (f *Overlay) uplinks(wanted map[key]network.Network) error {
 	for index, u := range list {
 		if f.by[index] != u {
 			errs = append(errs, f.cache.maps.FlOvUplinks.Put(index, u))
-			for _, o := range f.force { // learnt entries have the old one
+			for _, o := range f.force { // learnt entries contain the old value
 				f.raise(o, "link")
 			}
 		}

@@ -24,9 +24,9 @@ func (r *rig) endpoint(n *node, b *sandbox.Box, hostEnd, addr string) (gateway s
 	return "169.254.1.1"
 }
 
-// forbids are the rules that felix v3.28.5 makes on the node of a container to which no policy allows
-// anything, with one chain in place of one for each direction. They accept what is established, and
-// the kernel reports none of them.
+// forbids returns the rules that felix v3.28.5 makes on the node of a container to which no policy
+// allows anything, with one chain instead of one per direction. They accept established connections,
+// and the kernel reports none of the rules.
 func forbids(at int) denial {
 	const rules = `*filter
 :cali-FORWARD -

@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// On a busy host flows stay fast: what changes beside their way invalidates nothing, and what a
-// neighbour can change on their way at most once a second.
+// On a busy host flows stay fast. Changes beside their path invalidate nothing, and changes that a
+// neighbour can cause on their path do so at most once a second.
 func TestBusyHost(t *testing.T) {
 	testkit.Later(t)
 	t.Parallel()

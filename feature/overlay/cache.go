@@ -32,10 +32,10 @@ const (
 	wayOut  = 4
 )
 
-// vouched is how long the caches may be renewed after a beat; beat is the interval of beats, which
-// end once the feature has hung for patience. settle is how long nothing is learnt after a change,
-// of which packets under way may not know: a tick of the programs' clock. A flow is over once its
-// lease has been for kept; maps.bpf.h.
+// A beat allows renewal of the caches for vouched. beat is the interval of beats, which stop once the
+// feature has hung for patience. After a change nothing is learnt for settle, a tick of the programs'
+// clock, because packets in flight may predate the change. A flow is over once its lease has expired
+// for kept; maps.bpf.h.
 const (
 	kept     = 2 * time.Second
 	vouched  = 3 * time.Second
@@ -44,25 +44,25 @@ const (
 	settle   = 10 * time.Millisecond
 )
 
-// cache is the BPF maps, and the programs that use them. The caller knows the networks and where
-// programs are attached.
+// cache holds the BPF maps, and the programs that use them. The caller tracks the networks and the
+// attachments.
 type cache struct {
 	object   *bpf.Object
 	maps     overlayMaps
 	ready    *ebpf.Program
 	tracks   bool             // the kernel has bpf_skb_ct_lookup
-	secret   uint64           // of the place of a flow in fl_ov_sights
-	held     map[uint32]int64 // how many flows each slot has, as of the last sweep; 0: all
+	secret   uint64           // hashes flows to their places in fl_ov_sights
+	held     map[uint32]int64 // flows in each slot, as of the last sweep; 0: all flows
 	programs map[copyOf]*ebpf.Program
 }
 
-// copyOf names the copy of a program for one network; 0 for all.
+// copyOf identifies a program's copy for one network; 0: for all.
 type copyOf struct {
 	name    string
 	network uint32
 }
 
-// openCache makes the maps. shared are those of package identity.
+// openCache makes the maps. shared are the maps of package identity.
 func openCache(shared bpf.Maps) (_ *cache, err error) {
 	c := &cache{programs: make(map[copyOf]*ebpf.Program), secret: rand.Uint64(), held: make(map[uint32]int64)}
 	if c.object, err = bpf.Open("overlay", loadOverlay, nil, shared); err != nil {
@@ -83,8 +83,8 @@ func openCache(shared bpf.Maps) (_ *cache, err error) {
 	return c, err
 }
 
-// tracks reports whether programs can look up connections: if connection tracking is a module, only
-// while it is loaded.
+// tracks reports whether programs can look up connections. If connection tracking is a module, that
+// requires the module to be loaded.
 func tracks() (bool, error) {
 	var found bool
 	err := bpf.WithTypes(func(types *btf.Cache) error {
@@ -120,7 +120,7 @@ func (c *cache) close() error {
 	return errors.Join(append(errs, c.object.Close())...)
 }
 
-// program returns a program's copy for a network, which is loaded once. The caller closes it.
+// program returns a loader of a program's copy for a network, loaded once. The caller closes it.
 func (c *cache) program(name string, network uint32) func() (*ebpf.Program, error) {
 	return func() (*ebpf.Program, error) {
 		key := copyOf{name, network}
@@ -136,7 +136,7 @@ func (c *cache) program(name string, network uint32) func() (*ebpf.Program, erro
 	}
 }
 
-// forget closes the programs of a network, and deletes its counters, so that the next one of its
+// forget closes the programs of a network, and deletes its counters, so that the next network with this
 // number starts anew.
 func (c *cache) forget(network uint32) error {
 	errs := []error{c.maps.FlOvNets.Put(network, overlayNetwork{}), zero[overlayCounts](c.maps.FlOvCounts, network)}
@@ -149,12 +149,12 @@ func (c *cache) forget(network uint32) error {
 	return errors.Join(errs...)
 }
 
-// beat lets learnt entries be renewed for a while.
+// beat allows renewal of learnt entries for vouched.
 func (c *cache) beat() error {
 	return c.maps.FlOvBeat.Put(uint32(0), bpf.Clock()+uint64(vouched))
 }
 
-// sweep deletes flows that are over, and counts the others, which bounds what one end may have.
+// sweep deletes flows that are over, and counts the others. The count limits the flows of one end.
 func (c *cache) sweep() error {
 	var cursor ebpf.MapBatchCursor
 	var errs []error
@@ -162,7 +162,7 @@ func (c *cache) sweep() error {
 	values := make([]overlayFlow, len(keys))
 	now := bpf.Clock()
 	for slot := range c.held {
-		c.held[slot] = 0 // also if none is left: the programs may have counted while it was written
+		c.held[slot] = 0 // even if no flow is left: the programs may have counted since the last write
 	}
 	c.held[0] = 0
 	for more := true; more; {
@@ -189,15 +189,15 @@ func (c *cache) sweep() error {
 	return errors.Join(errs...)
 }
 
-// asked is a flow that the programs would make fast.
+// asked is a flow that is ready to become fast, except for conntrack.
 type asked struct {
 	network uint32
 	tuple   conntrack.Tuple
 	key     overlayFlowKey
 }
 
-// asks calls answer with flows that conntrack is to be prepared for, until ctx ends. Those answered
-// with true become fast.
+// asks calls answer with flows for which conntrack has to be prepared, until ctx ends. Flows that get
+// true become fast.
 func (c *cache) asks(ctx context.Context, answer func([]asked) []bool) error {
 	r, err := ringbuf.NewReader(c.maps.FlOvAsks)
 	if err != nil {
@@ -226,15 +226,15 @@ func (c *cache) asks(ctx context.Context, answer func([]asked) []bool) error {
 			}
 			var of overlayFlow
 			if c.maps.FlOvFlows.Lookup(a.key, &of) != nil {
-				continue // it has ended
+				continue // the flow has ended
 			}
 			a.network = a.key.Net
 			a.tuple = conntrack.Tuple{Source: addrPort(a.key.Local.Ip, a.key.Lport), Destination: addrPort(a.key.Remote.Ip, a.key.Rport)}
-			if of.Dir[out].Until == 0 { // behind NAT conntrack knows a flow only by the packets that have come
+			if of.Dir[out].Until == 0 { // behind NAT, conntrack knows a flow only by its received packets
 				a.tuple.Source, a.tuple.Destination = a.tuple.Destination, a.tuple.Source
 			}
 			list = append(list, a)
-			r.SetDeadline(time.Unix(1, 0)) // take only those that are already there
+			r.SetDeadline(time.Unix(1, 0)) // take only what is already there
 		}
 		for i, yes := range answer(list) {
 			if !yes {
@@ -254,7 +254,7 @@ func addrPort(ip [16]uint8, port uint16) netip.AddrPort {
 // fromNetwork swaps the bytes of a number: the programs are built for little endian.
 func fromNetwork(n uint16) uint16 { return n<<8 | n>>8 }
 
-// absent treats a missing entry as deleted.
+// absent ignores the error of deleting a missing entry.
 func absent(err error) error {
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil
@@ -262,7 +262,7 @@ func absent(err error) error {
 	return err
 }
 
-// unlearn deletes what was learnt of addresses behind host ends of a network.
+// unlearn deletes learnt addresses behind some host ends of a network.
 func (c *cache) unlearn(number uint32, ends map[uint32]bool) error {
 	var list []overlayHostKey
 	var key overlayHostKey

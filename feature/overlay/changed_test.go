@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// Where a route has several next hops, packets of a flow go by the one that the kernel takes, and may
-// come by any.
+// If a route has several next hops, a flow's packets leave by the one that the kernel takes, and may
+// arrive by any.
 func TestNextHops(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, routed)

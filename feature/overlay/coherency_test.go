@@ -99,8 +99,8 @@ func denials() []denial {
 	}
 }
 
-// After a change that denies a flow, no packet of it is delivered: once the feature has followed
-// it, or, for changes without an event, once the lease is over. When it is undone the flow goes on,
+// After a change that denies a flow, no packet of it is delivered: once the feature has followed the
+// change, or, without an event, once the lease is over. When the change is undone the flow continues,
 // and is fast again.
 func TestDenied(t *testing.T) {
 	testkit.Later(t)
@@ -124,7 +124,7 @@ func TestDenied(t *testing.T) {
 	}
 }
 
-// denied checks that a flow to a sink ends by a denial, and goes on after it.
+// denied checks that a denial stops a flow to a sink, and that the flow continues afterwards.
 func (r *rig) denied(d denial, to *sink) {
 	t := r.T
 	t.Helper()

@@ -360,8 +360,8 @@ func (s shape) from(port uint16, payload []byte) []byte {
 	return p
 }
 
-// alike removes what differs between two sendings of a packet: id and source port, and with them
-// the checksums, if they are right.
+// alike removes the differences between two sendings of a packet: id and source port, and the
+// checksums, if they are right.
 func (s shape) alike(list [][]byte) [][]byte {
 	for _, b := range list {
 		if len(b) < 64 || b[12] != 8 || b[13] != 0 || b[23] != 17 || binary.BigEndian.Uint16(b[36:]) != s.port() {

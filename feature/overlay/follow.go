@@ -17,11 +17,11 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// lookEvery is the interval of looks at what the kernel does not report: programs that others
-// attach by tcx, threads that poll.
+// lookEvery is the interval of looks at changes without an event: programs that others attach by tcx,
+// and threads that poll.
 const lookEvery = 5 * time.Second
 
-// open makes the cache, and starts what keeps it valid.
+// open makes the cache, and starts the goroutines that keep it valid.
 func (f *Overlay) open() (err error) {
 	if f.cache != nil {
 		return nil
@@ -72,8 +72,8 @@ func (f *Overlay) shut() error {
 	return errors.Join(append(errs, c.close())...)
 }
 
-// beat vouches for the cache, and does what is due. It waits for no lock, so that long rounds do not
-// end learning; only a feature that hangs is vouched for no longer.
+// beat renews the cache, and runs rounds that are due. It does not wait for f.mu, so long rounds do not
+// stop learning. It stops renewing the cache only if the feature hangs.
 func (f *Overlay) beat(ctx context.Context, c *cache) {
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
@@ -122,7 +122,7 @@ func (f *Overlay) lost() bool {
 	return f.at.Lost() || slices.ContainsFunc(slices.Collect(maps.Values(f.force)), func(o *force) bool { return o.at.Lost() })
 }
 
-// again is a round without a caller that waits.
+// again runs a round without a caller that waits for it.
 func (f *Overlay) again(why string) {
 	was := f.states()
 	if err := f.round(why); err != nil {
@@ -135,10 +135,10 @@ func (f *Overlay) again(why string) {
 	}
 }
 
-// followEvery is the least time between two looks because of changes in one namespace.
+// followEvery is the shortest time between two looks because of changes in one namespace.
 const followEvery = 100 * time.Millisecond
 
-// watch follows what may make packets go another way in a namespace, until path ceases to lead there.
+// watch watches a namespace for changes of packets' paths, until path ceases to lead there.
 func (f *Overlay) watch(ns *netdev.NS, path string) (stop func() error, err error) {
 	netns := ns.Inode()
 	about := netdev.Interest{Pause: followEvery, Path: path, Causes: []netdev.Cause{
@@ -150,14 +150,14 @@ func (f *Overlay) watch(ns *netdev.NS, path string) (stop func() error, err erro
 	})
 }
 
-// fickle are the changes that containers, or a busy host, can cause at will.
+// fickle lists changes that containers, or a busy host, can cause at will.
 var fickle = []netdev.Cause{netdev.NFTChanged, netdev.NeighbourChanged, netdev.FDBChanged, netdev.Overrun}
 
-// raiseEvery is the least time between two invalidations of a network because of such a change, and
-// between two looks at the host. A change in between counts once the leases of before are over.
+// raiseEvery is the shortest time between two invalidations of a network because of such a change, and
+// between two looks at the host. A change in between takes effect once the earlier leases have expired.
 const raiseEvery = time.Second
 
-// follow first invalidates what was learnt before a change, and then looks at the host again.
+// follow first invalidates what was learnt before a change, and then reads the host again.
 func (f *Overlay) follow(netns uint64, changes []netdev.Change) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -175,31 +175,31 @@ func (f *Overlay) follow(netns uint64, changes []netdev.Change) {
 	}
 }
 
-// concerns invalidates what a change touches, and reports whether to look at the host now. What is on
-// the way of no flow touches nothing.
+// concerns invalidates what a change affects, and reports whether to read the host now. A change that
+// is on no flow's path affects nothing.
 func (f *Overlay) concerns(netns uint64, c netdev.Change) (now bool) {
 	for _, n := range f.nets {
 		here, host := netns == n.NetNS, netns == f.host.Inode()
 		o, end := f.force[keyOf(n)], container.Device{NetNS: netns, Index: c.Device}
 		often := slices.Contains(fickle, c.Cause)
 		switch {
-		case o == nil: // a network that is not fast is looked at in a second
+		case o == nil: // the host is read within a second if the network is not fast
 			continue
 		case c.Device == 0 && (here || host), here && c.Device == n.Index,
 			host && slices.ContainsFunc(n.Uplinks, func(u network.Uplink) bool { return u.Index == c.Device }):
 			if !often || c.Cause == netdev.Overrun {
 				clear(o.states)
 			}
-		case c.Cause == netdev.FDBChanged: // of a port that is no tunnel, or of the bridge itself
+		case c.Cause == netdev.FDBChanged: // of a port other than the tunnel, or of the bridge itself
 			continue
 		case here && (c.Device == n.Bridge || o.bridges(c.Device)):
-			often = often || c.Cause == netdev.LinkChanged // by any other port
+			often = often || c.Cause == netdev.LinkChanged // any other port can cause it
 			clear(o.states)
 		case slices.Contains(n.Ends, end):
 			delete(o.states, end)
 			if c.Cause != netdev.FilterChanged {
-				// The container has the other end; and 15 s after a port came up its bridge tells of it
-				// once more. The look forgets what was learnt there, if anything is different.
+				// The container controls the other end, and 15 s after a port came up its bridge reports it once
+				// more. If anything is different, the look invalidates what was learnt there.
 				now = now || f.cfg.Now().Sub(f.looked) >= raiseEvery
 				continue
 			}
@@ -212,7 +212,7 @@ func (f *Overlay) concerns(netns uint64, c netdev.Change) (now bool) {
 		now = true
 		f.invalidate(o, string(c.Cause))
 	}
-	if !now { // it is looked at in a second: it may be a new tunnel, or lead to one
+	if !now { // the look may wait a second: this may be a new tunnel, or lead to one
 		f.due = string(c.Cause)
 	}
 	return now
@@ -223,7 +223,7 @@ func (o *force) bridges(device int) bool {
 	return slices.ContainsFunc(slices.Collect(maps.Values(o.states)), func(s network.EndState) bool { return s.Bridge == device })
 }
 
-// invalidate makes everything that was learnt of a network count no more.
+// invalidate invalidates everything that was learnt of a network.
 func (f *Overlay) invalidate(o *force, why string) {
 	f.raise(o, why)
 	if err := f.write(o, f.flags(o)); err != nil {
@@ -231,7 +231,7 @@ func (f *Overlay) invalidate(o *force, why string) {
 	}
 }
 
-// flags returns the flags of a network as bring has left it.
+// flags returns the flags of a network after bring.
 func (f *Overlay) flags(o *force) uint32 {
 	if o.err != nil || f.killed[f.nameOf(o.Network)] != "" {
 		return 0
@@ -266,7 +266,7 @@ func (f *Overlay) answer(list []asked) []bool {
 	return yes
 }
 
-// find finds the networks of ends.
+// find finds the networks of some ends.
 func (f *Overlay) find(list []container.End) ([]network.Network, error) {
 	h, err := f.reader.Read(list)
 	if err != nil {
@@ -275,7 +275,7 @@ func (f *Overlay) find(list []container.End) ([]network.Network, error) {
 	return network.Find(h), nil
 }
 
-// look returns the state of an end. It reads it where it is not known from before.
+// look returns the state of an end. It reads the state if it is not known.
 func (f *Overlay) look(o *force, e fastEnd) (s network.EndState, err error) {
 	s, known := o.states[e.Device]
 	if !known {
@@ -293,7 +293,7 @@ func (f *Overlay) look(o *force, e fastEnd) (s network.EndState, err error) {
 	}
 	for _, t := range e.of.Members() {
 		s.Watched = s.Watched || t.Settings.Latency != nil && *t.Settings.Latency
-		// No event reports that threads poll from now on, except that it is asked for.
+		// No event reports that threads start to poll, so policy that asks for it counts.
 		s.Threaded = s.Threaded || t.InForce() == policy.NetCPUIsolate
 	}
 	return s, nil

@@ -26,7 +26,7 @@ const (
 	maxEnds     = 8191 // slot 0 is none
 )
 
-// key names a network: by its tunnel device.
+// key identifies a network by its tunnel device.
 type key struct {
 	netns uint64
 	index int
@@ -38,14 +38,14 @@ func keyOf(n network.Network) key { return key{n.NetNS, n.Index} }
 type force struct {
 	network.Network
 	number  uint32
-	value   overlayNetwork // what fl_ov_nets holds
+	value   overlayNetwork // the content of fl_ov_nets
 	ends    map[container.Device]overlayEnd
 	ways    map[container.Device]network.Ways
-	states  map[container.Device]network.EndState // as looked at last; what may have changed is not there
-	err     error                                 // of the last round; if set, nothing is fast
+	states  map[container.Device]network.EndState // as of the last look, without those that may have changed
+	err     error                                 // of the last round; nothing is fast while it is set
 	ns      *netdev.NS
 	at      hook.Set
-	liberal bool // conntrack takes packets of TCP whatever it did not see
+	liberal bool // conntrack accepts TCP packets even if it has missed others
 	unwatch func() error
 
 	raised    time.Time
@@ -75,8 +75,8 @@ type fastEnd struct {
 	of *tenant.Tenant
 }
 
-// round brings the host to what the tenants want. An error of one network, which Apply reports to
-// its containers, does not stop it.
+// round adapts the host to the tenants. It continues after an error of one network, which Apply reports
+// to the network's containers.
 func (f *Overlay) round(why string) error {
 	f.looking.Begin()
 	defer f.looking.End()
@@ -108,7 +108,7 @@ func (f *Overlay) round(why string) error {
 	if len(wanted) == 0 && (f.cache == nil || len(fast) == 0) {
 		return errors.Join(append(errs, f.shut())...)
 	}
-	// The watch and the look take up a network that was refused, or is recreated.
+	// The watch and the look notice a refused or recreated network.
 	if err := f.open(); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
@@ -135,7 +135,7 @@ func (f *Overlay) round(why string) error {
 	return errors.Join(errs...)
 }
 
-// slot gives the tenants on fast networks slots, by which the accounts know them.
+// slot gives slots to the tenants on fast networks. The accounts refer to tenants by slot.
 func (f *Overlay) slot(fast map[container.Device]fastEnd, wanted map[key]network.Network) error {
 	var err error
 	on := make(map[tenant.Key]bool)
@@ -165,7 +165,7 @@ func (f *Overlay) slot(fast map[container.Device]fastEnd, wanted map[key]network
 	return err
 }
 
-// begin takes a network up. Nothing is fast yet.
+// begin prepares a network. Nothing is fast yet.
 func (f *Overlay) begin(n network.Network) (_ *force, err error) {
 	o := &force{Network: n, ends: make(map[container.Device]overlayEnd), states: make(map[container.Device]network.EndState), evictions: make(map[string]uint64)}
 	defer func() {
@@ -237,8 +237,8 @@ func (f *Overlay) drop(o *force) error {
 	return errors.Join(errs...)
 }
 
-// bring updates a network to the present host. Learnt entries that predate a change are
-// invalidated: all by a new generation, or those of the ends that are others now.
+// bring updates a network to the present host. It invalidates learnt entries that predate a change: all
+// of them by a new generation, or those of the ends that have changed.
 func (f *Overlay) bring(o *force, n network.Network, fast map[container.Device]fastEnd, why string) error {
 	want, err := f.valueOf(o, n)
 	if err != nil {
@@ -258,7 +258,7 @@ func (f *Overlay) bring(o *force, n network.Network, fast map[container.Device]f
 		o.value = want
 		f.raise(o, why)
 		err = f.write(o, f.flags(o))
-		for _, t := range tunnelsOf(want) { // as long as the device is there it has the same
+		for _, t := range tunnelsOf(want) { // they do not change while the device exists
 			err = errors.Join(err, f.cache.maps.FlOvTunnels.Put(t, o.number))
 		}
 	} else {
@@ -302,7 +302,7 @@ func (f *Overlay) valueOf(o *force, n network.Network) (v overlayNetwork, err er
 	return v, err
 }
 
-// tunnelsOf returns the keys that match received packets of a network.
+// tunnelsOf returns the keys that match a network's received packets.
 func tunnelsOf(v overlayNetwork) []overlayTunnel {
 	return []overlayTunnel{{Vni: v.Vni, Port: v.Port}, {Vni: v.Vni, Port: v.Port, V6: 1}}
 }
@@ -361,8 +361,8 @@ func (f *Overlay) endsOf(o *force, n network.Network, fast map[container.Device]
 	return list, ways, nil
 }
 
-// fill updates the maps to the ends of a network. It returns those that were there, and are others
-// now.
+// fill updates the maps to the ends of a network. It returns earlier ends that have changed or
+// disappeared.
 func (f *Overlay) fill(o *force, list map[container.Device]overlayEnd) (others map[uint32]bool, err error) {
 	var errs []error
 	others = make(map[uint32]bool)
@@ -384,7 +384,7 @@ func (f *Overlay) fill(o *force, list map[container.Device]overlayEnd) (others m
 	return others, errors.Join(errs...)
 }
 
-// unlearn invalidates what was learnt of some ends of a network, as others' flows do not pass there.
+// unlearn invalidates learnt entries of some ends only, because flows of other ends do not pass there.
 func (f *Overlay) unlearn(o *force, ends map[uint32]bool, why string) error {
 	if len(ends) == 0 {
 		return nil
@@ -393,7 +393,7 @@ func (f *Overlay) unlearn(o *force, ends map[uint32]bool, why string) error {
 		o.evictions[why]++
 		return nil
 	}
-	f.raise(o, why) // the table changed too much meanwhile
+	f.raise(o, why) // the map changed too much during the walk
 	return f.write(o, f.flags(o))
 }
 
@@ -405,7 +405,7 @@ func (f *Overlay) forget(o *force, d container.Device) error {
 	return err
 }
 
-// raise invalidates all that was learnt of a network, as of the next write.
+// raise invalidates everything that was learnt of a network, as of the next write.
 func (f *Overlay) raise(o *force, why string) {
 	f.last++
 	o.value.Gen, o.value.From = f.last, bpf.Clock()+uint64(settle)
@@ -413,7 +413,7 @@ func (f *Overlay) raise(o *force, why string) {
 	o.evictions[why]++
 }
 
-// write passes a network to the programs, with the flags that are no property of it.
+// write passes a network to the programs, together with flags that do not belong to the network.
 func (f *Overlay) write(o *force, flags uint32) error {
 	if f.cache == nil || o.number == 0 || o.number > maxNetworks {
 		return nil

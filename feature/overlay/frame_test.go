@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Addresses in crafted packets: a container of this node, one of another node, and what is in
-// between. No few bits make one container's MAC the other's: a bridge would take it for that.
+// Addresses in crafted packets: a container of this node, one of another node, and the devices in
+// between. The two containers' MACs differ in many bits, or a bridge would confuse them.
 var (
 	nearNIC, farNIC       = mac("02:00:00:00:00:02"), mac("02:00:00:00:00:01")
 	nearTunnel, farTunnel = mac("02:00:00:00:00:12"), mac("02:00:00:00:00:11")
@@ -106,8 +106,8 @@ func (s shape) peer() netip.AddrPort {
 	return netip.AddrPortFrom(s.far(), farPort)
 }
 
-// serviceRules lead from services to the other node's container. What nobody here has asked for is
-// dropped, as NAT would choose another source port at random where that takes a flow's place.
+// serviceRules lead from services to the other node's container. They drop unsolicited packets, because
+// NAT would choose another source port at random where such a packet takes a flow's place.
 const serviceRules = `table inet fl_svc {
 	chain n { type nat hook prerouting priority -100;
 		ip daddr 10.96.0.10 udp dport 80 dnat ip to 10.244.0.2:40000; ip6 daddr fd00:96::10 udp dport 80 dnat ip6 to [fd00:244::2]:40000; };

@@ -344,8 +344,8 @@ func (r *rig) fast(d *dialogue, size int) {
 	r.fastBy(func() { r.T.Helper(); d.ask(r.T, size) })
 }
 
-// fastBy calls ask, which sends a packet each way, until nearly all of them are fast. A guest may stand
-// still for longer than any time that is waited: what counts is how often it was tried, too.
+// fastBy calls ask, which sends a packet each way, until nearly all of them are fast. A guest may stall
+// for longer than any timeout, so the number of attempts counts, too.
 func (r *rig) fastBy(ask func()) {
 	t := r.T
 	t.Helper()
@@ -378,8 +378,8 @@ func (r *rig) fastBy(ask func()) {
 	}
 }
 
-// devices returns what the devices of a node's containers have counted, which traffic's metrics show:
-// packets that take the fast path count there.
+// devices returns the counters of a node's container devices, which traffic's metrics show: fast
+// packets count there too.
 func (r *rig) devices(n *node) (sum netdev.Counters) {
 	r.T.Helper()
 	for _, b := range n.boxes {
@@ -445,8 +445,8 @@ func (r *rig) fastTo(t *testing.T, addr, addr6, port string) {
 	r.T = t
 }
 
-// sums checks that the fast bytes of a network are those of its containers: neither has the outer
-// headers.
+// sums checks that a network's fast bytes are the sum of its containers' bytes: neither includes the
+// outer headers.
 func (r *rig) sums() {
 	r.T.Helper()
 	for _, n := range r.nodes {

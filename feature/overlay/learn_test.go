@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// A container's packets that differ from what the slow path has seen take the slow path.
+// A packet of a container that differs from those on the slow path takes the slow path.
 func TestSentAttacks(t *testing.T) {
 	b := newBench(t)
 	at := func(n int, v ...byte) func(shape, []byte) []byte {
@@ -219,7 +219,7 @@ func TestMixes(t *testing.T) {
 	}
 }
 
-// Nobody can choose the place of a flow, and one that no container here sends has none.
+// A sender cannot choose the place of its flow, and a flow without a local sender has none.
 func TestPlaces(t *testing.T) {
 	for _, s := range []shape{{}, {bridged: true}} {
 		var places []uint32
@@ -272,9 +272,9 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// A container sends a packet of its flow that the tunnel device drops, and then, as payload of a
-// packet to another destination, what the tunnel device would have made of it. The other packets of
-// the network still arrive.
+// A container sends a packet of its flow that the tunnel device drops, and then, as payload of a packet
+// to another destination, the frame that the tunnel device would have made. The other packets of the
+// network still arrive.
 func TestForgedHeaders(t *testing.T) {
 	s := shape{}
 	_, list := twins(t, routed)

@@ -78,7 +78,7 @@ func snapshot(o api.Overlay) feature.Snapshot {
 	return s
 }
 
-// byNetwork adds up the packets of ends on the same network.
+// byNetwork sums the packets of ends on the same network.
 func byNetwork(ends []api.OverlayEnd) (sums []api.OverlayEnd) {
 	for _, e := range ends {
 		i := slices.IndexFunc(sums, func(s api.OverlayEnd) bool { return s.Network == e.Network })

@@ -1,11 +1,10 @@
 // Package overlay puts a cache in front of overlay networks (ONCache): packets of known flows
 // between containers of different hosts bypass bridge, routing, netfilter and tunnel device.
 //
-// overlay.bpf.c learns from packets that the kernel's own path passes, and redirects those that
-// follow. This package finds the networks, attaches the programs, and invalidates what was learnt
-// when anything changes. It makes no network, and passes only what the kernel has passed before.
-// Package agent calls it, as a feature.Feature. README.md lists what it costs, and what is not
-// fast.
+// overlay.bpf.c learns from packets that pass the kernel's own path, and redirects the packets that
+// follow. This package finds the networks, attaches the programs, and invalidates learnt entries when
+// anything changes. It makes no network, and passes only what the kernel has passed before. Package
+// agent calls it, as a feature.Feature. README.md states the cost, and what stays slow.
 package overlay
 
 import (
@@ -43,7 +42,7 @@ import (
 // name is the feature's name and the owner of its journal entries.
 const name = "overlay"
 
-// Config is what New needs.
+// Config is the argument of New.
 type Config struct {
 	feature.Host
 
@@ -59,7 +58,7 @@ type table interface {
 	Close()
 }
 
-// Overlay is the feature. See feature.Feature for how it may be called.
+// Overlay is the feature. feature.Feature says how it may be called.
 type Overlay struct {
 	feature.Base
 	cfg     Config
@@ -67,8 +66,8 @@ type Overlay struct {
 	looking feature.Loop
 	beating feature.Loop
 
-	asking sync.Mutex       // no flow waits for a round
-	tables map[uint32]table // by number of the network, where the kernel has one
+	asking sync.Mutex       // flows are answered without waiting for a round
+	tables map[uint32]table // by the network's number, if the kernel has conntrack tables
 
 	mu      sync.Mutex
 	host    *netdev.NS // nil once closed, or without support
@@ -80,14 +79,14 @@ type Overlay struct {
 	done    sync.WaitGroup
 	unwatch func() error
 	at      hook.Set                 // programs at uplinks
-	by      map[uint32]overlayUplink // what fl_ov_uplinks has
+	by      map[uint32]overlayUplink // the content of fl_ov_uplinks
 	reader  network.Reader
 	force   map[key]*force
 	broken  map[key]error     // networks that failed in the last round
-	nets    []network.Network // of containers that ask for it, as of the last round
+	nets    []network.Network // with containers that ask for the fast path, as of the last round
 	last    uint32            // last generation; each network gets new ones
-	looked  time.Time         // when the last round was
-	due     string            // why another one is due
+	looked  time.Time         // time of the last round
+	due     string            // why another round is due
 	killed  map[string]string
 }
 
@@ -215,7 +214,7 @@ func (f *Overlay) remove(id container.ID) error {
 	return nil
 }
 
-// settle brings the host to what changed tenants want.
+// settle adapts the host to changed tenants.
 func (f *Overlay) settle(changed []*tenant.Tenant) error {
 	news := slices.ContainsFunc(changed, func(t *tenant.Tenant) bool {
 		_, fast := f.slots[t.Key()]
@@ -228,7 +227,7 @@ func (f *Overlay) settle(changed []*tenant.Tenant) error {
 	}
 	for _, t := range changed {
 		if c := t.Change(); len(c.Joined)+len(c.Left) > 0 {
-			for _, m := range t.Members() { // their status may differ
+			for _, m := range t.Members() { // their status may change
 				if on, _ := wants(m); on && !slices.Contains(c.Joined, m.Container.ID) {
 					f.changed(m.Container.ID)
 				}
@@ -279,7 +278,7 @@ func (f *Overlay) Close() error {
 	return err
 }
 
-// end removes everything from the kernel, and returns the namespace that is still open.
+// end removes everything from the kernel, and returns the host's namespace, which is still open.
 func (f *Overlay) end() (host *netdev.NS, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -292,7 +291,7 @@ func (f *Overlay) end() (host *netdev.NS, err error) {
 	return host, errors.Join(errs...)
 }
 
-// mixes reports whether a softirq can be preempted by another one of its CPU. Until Linux 6.18 a lock
+// mixes reports whether one softirq can preempt another on the same CPU. Before Linux 6.18 a lock
 // prevents that.
 func mixes(release, version string) bool {
 	var major, minor int
@@ -300,7 +299,7 @@ func mixes(release, version string) bool {
 	return strings.Contains(version, "PREEMPT_RT") && (major > 6 || major == 6 && minor >= 18)
 }
 
-// supported reports whether the programs can be loaded.
+// supported returns an error if the programs cannot be loaded.
 func supported() error {
 	c, err := openCache(nil)
 	if err != nil {
@@ -313,7 +312,7 @@ func supported() error {
 	return errors.Join(p.Close(), c.close())
 }
 
-// restore undoes the changes of this feature that match.
+// restore undoes this feature's matching changes.
 func (f *Overlay) restore(match func(journal.Entry) bool) error {
 	_, err := f.cfg.Journal.Restore(kernel.Opener(f.cfg.Roots), func(e journal.Entry) bool {
 		return e.Owner.Feature == name && match(e)

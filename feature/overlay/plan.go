@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
-// Plan implements feature.Planner: what "overlay: on" would change for a container. That is nothing
-// if no pair of devices is needed.
+// Plan implements feature.Planner: what "overlay: on" would change for a container. Only a pair of
+// devices is a change; most networks need none.
 func (f *Overlay) Plan(_ context.Context, c container.Container) (feature.Plan, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

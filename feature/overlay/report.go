@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
-// Directions and paths as the counters have them; maps.bpf.h.
+// Directions and paths in the counters; maps.bpf.h.
 const (
 	out = 0
 	in  = 1
@@ -42,7 +42,7 @@ var reasons = [...]string{
 // timedEnough is how many packets of each path must be timed for a meaningful mean.
 const timedEnough = 16
 
-// Report implements feature.Reporter: the networks, and what was fast.
+// Report implements feature.Reporter: the networks, and their fast and slow packets.
 func (f *Overlay) Report(_ context.Context, of *container.Container, ask api.Ask) (any, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -61,7 +61,7 @@ func (f *Overlay) Report(_ context.Context, of *container.Container, ask api.Ask
 
 var _ feature.Commander = (*Overlay)(nil)
 
-// Command implements feature.Commander: it stops a network, or lets it go on.
+// Command implements feature.Commander: it stops a network, or allows it again.
 func (f *Overlay) Command(_ context.Context, _ *container.Container, ask api.Ask) (any, error) {
 	to, ok := ask.Body.(api.OverlaySwitch)
 	if !ok {
@@ -101,14 +101,14 @@ func (f *Overlay) Snapshot() feature.Snapshot {
 	return snapshot(r)
 }
 
-// all finds the networks of any container, by the tenants' ends.
+// all finds the networks of all containers, from the tenants' ends.
 func (f *Overlay) all() ([]network.Network, map[container.Device]fastEnd, error) {
 	list, of := f.endsWith(false)
 	nets, err := f.find(of)
 	return nets, list, err
 }
 
-// condition is the state of a network (o is nil: not a fast one), and why: a word and a sentence.
+// condition returns a network's state, and why (a word, a sentence). o is nil: it has no fast path.
 func (f *Overlay) condition(n network.Network, o *force) (state, word, why string) {
 	switch by := f.killed[f.nameOf(n)]; {
 	case len(n.Refused) > 0:
@@ -123,7 +123,7 @@ func (f *Overlay) condition(n network.Network, o *force) (state, word, why strin
 	return api.OverlayOff, "error", "it is not taken up yet"
 }
 
-// report reads the counters; of: of one container only.
+// report reads the counters, if of is set for one container only.
 func (f *Overlay) report(of *container.Container) (api.Overlay, error) {
 	r := api.Overlay{Taken: f.cfg.Now(), Networks: []api.OverlayNetwork{}, Containers: []api.OverlayContainer{}}
 	nets, on, err := f.all()
@@ -183,7 +183,7 @@ func (f *Overlay) report(of *container.Container) (api.Overlay, error) {
 	return r, nil
 }
 
-// wire converts a network; o is nil if it is not fast.
+// wire converts a network to the API's form; o is nil if it has no fast path.
 func (f *Overlay) wire(n network.Network, o *force, entries map[uint32][3]uint64) api.OverlayNetwork {
 	w := api.OverlayNetwork{
 		Network: f.nameOf(n), Device: n.Name, Kind: n.Kind, VNI: uint64(n.VNI), Port: int(n.Port), Bridge: n.BridgeName,
@@ -253,7 +253,7 @@ func (f *Overlay) wire(n network.Network, o *force, entries map[uint32][3]uint64
 	return w
 }
 
-// wireEnd converts an end.
+// wireEnd converts an end to the API's form.
 func (f *Overlay) wireEnd(n network.Network, o *force, e fastEnd) api.OverlayEnd {
 	w := api.OverlayEnd{Network: f.nameOf(n), Device: e.Inside.Name}
 	state, word, why := f.condition(n, o)
@@ -317,12 +317,12 @@ func keys[K any](m *ebpf.Map, key *K, see func()) error {
 		see()
 	}
 	if errors.Is(it.Err(), ebpf.ErrIterationAborted) {
-		return nil // many come and go: it is an estimate
+		return nil // many entries come and go: the count is an estimate
 	}
 	return it.Err()
 }
 
-// flows lists flows, those with the latest packets on the slow path first.
+// flows lists flows, those with the most recent slow packets first.
 func (f *Overlay) flows(of *container.Container, most int) ([]api.OverlayFlow, uint64, error) {
 	if f.cache == nil {
 		return nil, 0, nil
@@ -367,7 +367,7 @@ var protocols = map[uint32]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "ud
 // lease is how long a learnt entry is valid; maps.bpf.h.
 const lease = 700 * time.Millisecond
 
-// age is the time since the lease of a flow was renewed.
+// age returns the time since a flow's lease was renewed.
 func age(v overlayFlow, now uint64) time.Duration {
 	last := max(v.Dir[out].Until, v.Dir[in].Until)
 	if last == 0 {
@@ -376,14 +376,14 @@ func age(v overlayFlow, now uint64) time.Duration {
 	return max(0, time.Duration(now)-time.Duration(last)+lease)
 }
 
-// flowState returns why the next packet of a flow is slow, or that it is fast.
+// flowState returns why the next packet of a flow is slow, or api.WayFast.
 func flowState(v overlayFlow, gen uint32, now uint64) string {
 	switch {
 	case v.Dir[out].Until == 0 && v.Dir[in].Until == 0:
 		return api.SlowNoEntry
 	case v.Dir[out].Gen != gen && v.Dir[in].Gen != gen:
 		return api.SlowGeneration
-	case v.To.Seal == 0 && (v.Dir[out].Gen != gen || v.Dir[in].Gen != gen): // a service has one for each
+	case v.To.Seal == 0 && (v.Dir[out].Gen != gen || v.Dir[in].Gen != gen): // a service has a flow for each direction
 		return api.SlowOtherDirection
 	case v.Ready == 0:
 		return api.SlowConntrack
@@ -393,7 +393,7 @@ func flowState(v overlayFlow, gen uint32, now uint64) string {
 	return api.WayFast
 }
 
-// holder finds the container with an address.
+// holder returns the container with an address.
 func (f *Overlay) holder(addr string) (container.Container, bool) {
 	for _, t := range f.tenants.Tenants() {
 		for _, m := range t.Members() {

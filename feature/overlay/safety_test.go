@@ -25,8 +25,8 @@ func (n *node) slowFor(t testing.TB, s *stream, times int) {
 	}
 }
 
-// A feature that hangs stops vouching: learnt entries are not renewed, all packets become slow, and
-// no connection breaks. When it goes on, they are fast again.
+// A feature that hangs no longer renews learnt entries: all packets become slow, and no connection
+// breaks. When it continues, they are fast again.
 func TestHangs(t *testing.T) {
 	testkit.InFull(t)
 	testkit.Later(t)

@@ -32,7 +32,7 @@ func newServices(t *testing.T) (r *rig, backends [2]*sandbox.Box) {
 	return r, [2]*sandbox.Box{far.web, second}
 }
 
-// counter counts the questions to conntrack, and those in vain.
+// counter counts the lookups in conntrack, and the failed ones.
 type counter struct {
 	table
 	asked, vain *atomic.Int64
@@ -79,8 +79,8 @@ func TestService(t *testing.T) {
 	}
 }
 
-// What is sent more than a lease after the conntrack entry of its flow has gone, of which the kernel
-// tells nobody, goes to the next backend: another container, or the sender itself.
+// After a flow's conntrack entry has gone, which the kernel does not report, packets go to the next
+// backend once the lease is over: to another container, or to the sender itself.
 func TestServiceMoves(t *testing.T) {
 	t.Parallel()
 	for _, second := range []string{"10.244.1.3", "10.244.0.2"} {
@@ -127,7 +127,7 @@ func TestServiceMoves(t *testing.T) {
 	}
 }
 
-// A connection begins anew with the ports of one that was fast: it goes where its own entry says.
+// A new connection uses the ports of one that was fast: it goes where its own entry says.
 func TestServiceBeginsAnew(t *testing.T) {
 	r, backends := newServices(t)
 	near := r.nodes[0]

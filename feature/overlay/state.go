@@ -23,12 +23,12 @@ func (f *Overlay) nameOf(n network.Network) string {
 	return fmt.Sprintf("%s@%d", n.Name, n.NetNS)
 }
 
-// state returns nil if all of a tenant's packets on overlay networks may be fast, or on which they
-// may not, and why. A tenant on none is not limited.
+// state returns nil if all of a tenant's packets on overlay networks may be fast. Otherwise the error
+// lists the networks on which they may not be, and why. It returns nil for a tenant on no network.
 func (f *Overlay) state(t *tenant.Tenant) error {
 	var partly []error
 	for _, e := range t.Ends() {
-		if e.Host && !e.Trusted && e.NetNS != f.host.Inode() { // and so not searched for networks
+		if e.Host && !e.Trusted && e.NetNS != f.host.Inode() { // so it was not searched for networks
 			partly = append(partly, fmt.Errorf("%s: its host end is in a network namespace that is mounted nowhere where the agent sees it, so a container may have made it: "+
 				"run the agent in the mount namespace of the container engine", e.Inside.Name))
 		}
@@ -72,7 +72,7 @@ func (f *Overlay) stateAt(n network.Network, e container.End) error {
 	return nil
 }
 
-// states returns what Apply would return for each container that asks.
+// states returns what Apply would return for each container that asks for the fast path.
 func (f *Overlay) states() map[container.ID]string {
 	list := make(map[container.ID]string)
 	for _, t := range f.tenants.Tenants() {
@@ -100,12 +100,12 @@ type killedFile struct {
 	Networks map[string]string `json:"networks"`
 }
 
-// stateFile keeps the networks stopped by hand since the host booted: namespaces belong to one boot.
+// stateFile keeps the networks stopped by hand until the next boot, which ends their namespaces.
 func (f *Overlay) stateFile() kernel.StateFile {
 	return kernel.StateFile{Path: f.cfg.Killed, Most: mostKilled, Proc: f.cfg.Roots.Proc}
 }
 
-// kill stops the fast path of a network by hand, or lets it go on.
+// kill stops the fast path of a network by hand, or allows it again.
 func (f *Overlay) kill(name string, kill bool, by string) error {
 	was := maps.Clone(f.killed)
 	if kill {

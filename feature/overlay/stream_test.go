@@ -136,8 +136,8 @@ func (r *rig) quick(s *stream) {
 	r.fastBy(func() { r.T.Helper(); s.calls(r.T) })
 }
 
-// generation returns the generation of a node's one network, 0 if none may be fast, and how often a
-// cause has invalidated what was learnt.
+// generation returns the generation of a node's only network, 0 if no network may be fast, and how
+// often a cause has raised it.
 func (n *node) generation(cause netdev.Cause) (gen uint32, times uint64) {
 	n.f.mu.Lock()
 	defer n.f.mu.Unlock()
@@ -163,7 +163,7 @@ func (n *node) idle(cause netdev.Cause) bool {
 }
 
 // told makes a change at a node and waits until its feature has followed it. The kernel may report
-// several changes in one, so after a while another cause counts too.
+// several changes as one, so after a while another cause counts too.
 func (n *node) told(t testing.TB, cause netdev.Cause, change func()) {
 	t.Helper()
 	testkit.Await(t, "no change of before is due", func() bool { return n.idle(cause) })

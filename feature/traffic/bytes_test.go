@@ -23,8 +23,8 @@ func (h *host) exported(id container.ID) map[string]uint64 {
 	return all
 }
 
-// The metrics page has what the kernel has counted at a container's devices, to the byte, and
-// nothing of devices that lead nowhere, of the host, or twice.
+// The metrics page has the kernel's byte counts of a container's devices, exactly, and nothing of
+// devices that lead nowhere or belong to the host, and nothing twice.
 func TestDeviceBytes(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)

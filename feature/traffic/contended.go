@@ -13,15 +13,15 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// Bounds of what is read while packets wait at an uplink that nobody divides.
+// Limits of the reads while packets wait at an uplink without our classes.
 const (
-	looksApart = 20 * time.Millisecond // several readers at once
+	looksApart = 20 * time.Millisecond // several readers share one reading
 	mostSocks  = 4096                  // of each network namespace and address family
 	mostOwn    = 64                    // devices of a container
 	mostSpaces = 256                   // network namespaces
 )
 
-// contention is what containers have lost at uplinks that nobody divides. Its zero value is ready.
+// contention is what containers have lost at uplinks without our classes. Its zero value is ready.
 type contention struct {
 	mu    sync.Mutex
 	taken time.Time
@@ -34,15 +34,15 @@ type lostAt struct {
 	uplink    string
 }
 
-// contended is the time that a container lost, in seconds: a second at half of its speed is half a
-// second.
+// contended is the time that a container lost, in seconds: one second at half of its speed counts as
+// half a second.
 type contended struct {
 	seconds float64
 	culprit container.ID
 }
 
-// contention reads the uplinks, and adds what was lost since the last time. While no packets wait at
-// any it looks at nothing else.
+// contention reads the uplinks, and adds the losses since the last reading. While no packets wait at
+// any uplink, it reads nothing else.
 func (f *Traffic) contention() []api.TrafficContended {
 	c := &f.contends
 	c.mu.Lock()
@@ -73,7 +73,7 @@ func (f *Traffic) contention() []api.TrafficContended {
 	return out
 }
 
-// add takes a look at the uplinks at which packets wait.
+// add compares the uplinks at which packets wait with the last reading.
 func (c *contention) add(seen map[int]contend.Uplink, names map[int]string) {
 	for index, now := range seen {
 		was, waited := c.seen[index]
@@ -91,8 +91,8 @@ func (c *contention) add(seen map[int]contend.Uplink, names map[int]string) {
 	c.seen = seen
 }
 
-// waiting looks at the uplinks without our classes, and returns those at which packets wait, with
-// the sockets that may be why, and the names of these uplinks.
+// waiting returns the uplinks without our classes at which packets wait, with the sockets that may be
+// the cause, and the names of these uplinks.
 func (f *Traffic) waiting() (seen map[int]contend.Uplink, names map[int]string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -126,8 +126,8 @@ func (f *Traffic) waiting() (seen map[int]contend.Uplink, names map[int]string) 
 	return seen, names
 }
 
-// senders lists the sockets of all containers that hold data which they may not send, and what each
-// container has sent. Of containers that share a network, the first answers for all.
+// senders lists all container sockets with data that they may not send yet, and the bytes that each
+// container has sent. Among containers that share a network, the first stands for all.
 func (f *Traffic) senders() (list map[uint64]contend.Sender, sent map[container.ID]uint64) {
 	list, sent = make(map[uint64]contend.Sender), make(map[container.ID]uint64)
 	hosts := make(map[container.ID]bool)
@@ -152,7 +152,7 @@ func (f *Traffic) senders() (list map[uint64]contend.Sender, sent map[container.
 	if len(hosts) == 0 {
 		return list, sent
 	}
-	socks, _ := f.host.Senders(mostSocks) // none after an error
+	socks, _ := f.host.Senders(mostSocks) // empty after an error
 	for _, s := range socks {
 		if id := container.ID(s.Cgroup); hosts[id] {
 			list[s.Cookie] = contend.Sender{Container: id, Sender: s}
@@ -161,8 +161,7 @@ func (f *Traffic) senders() (list map[uint64]contend.Sender, sent map[container.
 	return list, sent
 }
 
-// bytesSent adds up what all devices of a container but lo, which is the first, have sent; 0 where
-// that cannot be read.
+// bytesSent sums what the devices of a container have sent, without lo; 0 if that cannot be read.
 func bytesSent(ns *netdev.NS) (n uint64) {
 	const lo = 1
 	all, err := ns.AllCounters(mostOwn)

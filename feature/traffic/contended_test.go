@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// What is lost from one look to the next adds up, and counts only between two looks in a row.
+// Losses add up from look to look, and count only between consecutive looks.
 func TestContentionAddsUp(t *testing.T) {
 	look := func(second int) map[int]contend.Uplink {
 		n := uint64(second)

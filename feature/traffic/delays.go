@@ -13,13 +13,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// atOnce limits how many callers measure at a time: each makes every packet at a root qdisc of the
-// host slower.
+// atOnce limits the callers that measure at the same time, because each one slows down every packet at
+// every root qdisc of the host.
 const atOnce = 4
 
-// Measure is Read after a time d, with the delays of packets that were enqueued and sent meanwhile;
-// if delays are always measured, of those sent meanwhile. It waits while atOnce others measure. It
-// returns an error if ctx ends. With 0 it is Read.
+// Measure is Read after a time d, with the delays of packets that were enqueued and sent in that time;
+// if delays are always measured, of all packets sent in it. It waits while atOnce others measure. It
+// returns an error if ctx ends. With d = 0 it is Read.
 func (f *Traffic) Measure(ctx context.Context, d time.Duration) (m Reading, err error) {
 	if d == 0 {
 		return f.Read(), nil
@@ -41,7 +41,7 @@ func (f *Traffic) Measure(ctx context.Context, d time.Duration) (m Reading, err 
 			was[row.class] = row.Delays
 		}
 	}
-	var meter *delay.Meter // of our own
+	var meter *delay.Meter // only for this call
 	var failed error
 	if len(classes) > 0 && len(was) == 0 {
 		if meter, failed = delay.Open(f.host.Inode(), classes); failed == nil {
@@ -69,14 +69,14 @@ func (r *Reading) since(was map[delay.Class]*hist.Histogram, missed uint64) {
 			r.Rows[i].Delays = row.Delays.Since(before)
 		}
 	}
-	if r.Missed >= missed { // else it has restarted
+	if r.Missed >= missed { // else the meter has restarted
 		r.Missed -= missed
 	}
 }
 
-// follow measures the delays of all present classes, if they are always to be measured. While there
-// is no class, no program is in the kernel. Shaping does not depend on it, so an error is only
-// logged; Support reports whether measuring works at all.
+// follow measures the delays of all classes, if they are always measured. Without classes, no program
+// is in the kernel. Shaping does not depend on it, so an error is only logged; Support reports whether
+// measuring works at all.
 func (f *Traffic) follow() {
 	if !f.cfg.Delays {
 		return
@@ -144,9 +144,8 @@ func (f *Traffic) classes() (all []delay.Class, cut map[delay.Class]bool) {
 	return all, cut
 }
 
-// fill fills in the delays that a meter has of classes whose packets leave as they were enqueued,
-// unlike those that are, or were, cut. The frames of a split packet are other skbs, at addresses
-// without a stamp.
+// fill fills in the delays of classes whose packets leave as they were enqueued. It omits classes that
+// split packets, or did: the frames of a split packet are other skbs, at addresses without a stamp.
 func (r *Reading) fill(meter *delay.Meter, cut map[delay.Class]bool) (err error) {
 	for i, row := range r.Rows {
 		if err == nil && row.Split == 0 && !cut[row.class] {

@@ -33,7 +33,7 @@ func each[ID ~uint32, O io.Closer](t testing.TB, next func(ID) (ID, error), open
 	for id, err := next(0); !errors.Is(err, os.ErrNotExist); id, err = next(id) {
 		must(t, err)
 		o, err := open(id)
-		if errors.Is(err, os.ErrNotExist) { // it has just gone
+		if errors.Is(err, os.ErrNotExist) { // it is already gone
 			continue
 		}
 		must(t, err)
@@ -54,13 +54,13 @@ func meters(t *testing.T) (n int) {
 	return n
 }
 
-// metersAre waits for that number: the kernel frees programs later.
+// metersAre waits for that number, because the kernel frees programs later.
 func metersAre(t *testing.T, want int, when string) {
 	t.Helper()
 	until(t, fmt.Sprintf("%s: %d programs", when, want), func() (string, bool) { n := meters(t); return fmt.Sprint(n), n == want })
 }
 
-// delaysOf returns the histogram of a container at the uplink; nil: there is none.
+// delaysOf returns a container's histogram at the uplink; nil: none.
 func (h *host) delaysOf(id container.ID) *hist.Classic {
 	for _, s := range h.traffic.Snapshot().Samples {
 		if s.Container == id && s.Name == "traffic_delay_seconds" && s.Device == "nic0" && slices.Contains(s.Labels, feature.Label{Name: "direction", Value: "egress"}) {
@@ -70,8 +70,8 @@ func (h *host) delaysOf(id container.ID) *hist.Classic {
 	return nil
 }
 
-// The programs that always measure come with the first class and go with the last; a class that is
-// made anew begins at zero. TestDelays shows that what they measure is right.
+// The programs that always measure come with the first class and go with the last. A class that is made
+// anew starts at zero. TestDelays shows that the measurements are right.
 func TestDelaysAlways(t *testing.T) {
 	testkit.InFull(t)
 	before := meters(t)
@@ -93,7 +93,7 @@ func TestDelaysAlways(t *testing.T) {
 		t.Fatalf("%+v", h.traffic.Snapshot())
 	}
 
-	// A caller gets exactly what is sent meanwhile, from the same programs.
+	// A caller gets exactly the packets sent during its call, from the same programs.
 	type answer struct {
 		traffic.Reading
 		err error
@@ -115,7 +115,7 @@ func TestDelaysAlways(t *testing.T) {
 		t.Errorf("of %d packets who asks is told of %d, by %d programs", datagrams, got, programs-before)
 	}
 
-	// It ends with the class, and with the last of them.
+	// The measurement ends with its class, and the programs with the last class.
 	must(t, h.traffic.Remove(t.Context(), c.ID))
 	if got := h.delaysOf(c.ID); got != nil {
 		t.Errorf("without policy: %+v", got)
@@ -133,7 +133,7 @@ func TestDelaysAlways(t *testing.T) {
 	metersAre(t, before, "closed")
 }
 
-// stamps returns how many packets have a stamp, or had one when they were lost.
+// stamps returns the number of packets with a stamp, including lost packets.
 func stamps(t testing.TB) (n int) {
 	t.Helper()
 	each(t, ebpf.MapGetNextID, ebpf.NewMapFromID, func(m *ebpf.Map) {
@@ -152,8 +152,8 @@ func stamps(t testing.TB) (n int) {
 	return n
 }
 
-// A container gives a qdisc of its own our handle, and keeps packets in it: they take no room among
-// the measured packets.
+// A container gives its own qdisc our handle, and keeps packets in it. They take no room from measured
+// packets.
 func TestDelaysForged(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t, gbit)
@@ -181,8 +181,8 @@ type burst struct {
 	sent time.Duration   // from the first call to the end of the last
 }
 
-// floor is the least wait of datagram k: those before it had to leave, except for a few that the
-// buckets let out at once.
+// floor is the shortest wait of datagram k: earlier datagrams had to leave, except for a few that the
+// buckets release at once.
 func (b burst) floor(k int) time.Duration {
 	const each, atOnce = 5 * time.Millisecond, 4
 	return max(0, time.Duration(k-atOnce)*each-b.sent)
@@ -253,8 +253,8 @@ func (h *host) burst(from *sandbox.Box, n int) burst {
 	return sent
 }
 
-// TestDelays sends bursts by a slow uplink, where each datagram waits for those before it, and
-// compares the meter with how long they really took.
+// TestDelays sends bursts through a slow uplink, where each datagram waits for the earlier ones, and
+// compares the meter with the real times.
 func TestDelays(t *testing.T) {
 	testkit.InFull(t)
 	const n = 200
@@ -303,7 +303,7 @@ func TestDelays(t *testing.T) {
 		t.Errorf("half of them took no longer than %v, want %v: they have not waited", sent.took[n/2], low)
 	}
 
-	// By the feature: each in its row, without earlier packets.
+	// From the feature: each class in its row, without earlier packets.
 	steady := h.run(box, "udp-send", "--to", "10.66.0.1:9000", "--rate", "500", "--size", "100")
 	before := steady.Read()
 	measured, err := h.traffic.Measure(t.Context(), 500*time.Millisecond)

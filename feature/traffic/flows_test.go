@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// crowded makes a host with two containers that share what nic0 receives: one that is sent many flows,
-// and one with a single flow. It returns a receiver at the first, and what sends a packet of the
+// crowded makes a host with two containers that share what nic0 receives: one receives many flows, the
+// other a single flow. It returns a receiver at the first, and a function that sends a packet of the
 // single flow and waits until it has arrived, so that no queue overflows.
 func crowded(t *testing.T) (h *host, many, single container.Container, got *load.Board, send func() error) {
 	t.Helper()
@@ -43,7 +43,7 @@ func crowded(t *testing.T) (h *host, many, single container.Container, got *load
 	}
 }
 
-// One container receives more flows than the table holds. A neighbour's flow that goes on meanwhile
+// One container receives more flows than the table holds. A neighbour's flow that continues meanwhile
 // is not forgotten: each of its packets is in its class. Afterwards the host learns new flows as
 // before.
 func TestManyFlows(t *testing.T) {
@@ -64,8 +64,8 @@ func TestManyFlows(t *testing.T) {
 	}
 }
 
-// A flow that has gone on for a moment is not forgotten either if it pauses while one container
-// receives more new flows than the table holds.
+// A flow that has lasted for a moment is not forgotten either if it pauses while one container receives
+// more new flows than the table holds.
 func TestRareFlow(t *testing.T) {
 	testkit.InFull(t)
 	h, _, rare, _, send := crowded(t)
@@ -82,7 +82,7 @@ func TestRareFlow(t *testing.T) {
 	}
 }
 
-// flood has one container receive more flows than the table holds, and calls between after each few
+// flood makes one container receive more flows than the table holds, and calls between after every few
 // of them. It returns their number.
 func (h *host) flood(between func() error) (flows int) {
 	h.t.Helper()
@@ -101,8 +101,8 @@ func (h *host) flood(between func() error) (flows int) {
 
 func third[A, B any](_ A, _ B, err error) error { return err }
 
-// eachPort sends a datagram to each of n ports, from a port of its own, and calls between after
-// each few of them.
+// eachPort sends a datagram to each of n ports, each from a separate port, and calls between after
+// every few of them.
 func eachPort(n int, to [4]byte, between func() error) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

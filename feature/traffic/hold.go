@@ -21,26 +21,26 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// hold is a queue that is wanted: of an uplink, of the host end of a veth, which sends what the
-// container receives, or of an IFB, to which devices redirect what they receive or send. The holds
-// of the uplinks and the tenants are the desired state of all qdiscs: put makes a device so, and
-// what is watched, explained, reported and undone is read from them.
+// hold is a wanted queue: of an uplink; of the host end of a veth, which sends what the container
+// receives; or of an IFB, to which devices redirect what they receive or send. The holds of the uplinks
+// and the tenants are the desired state of all qdiscs. put brings a device to that state. Watches,
+// status, reports and removal all work from the holds.
 type hold struct {
 	queue
-	of      container.Device // has the queue, or names the IFB that has it
-	path    string           // of its namespace
-	program string           // redirects what is received to the IFB; empty: there is none
-	sum     bool             // of an IFB for what devices send, below whose own roots filters redirect
-	from    []int            // the devices that are redirected
-	led     []int            // and those that may have a filter besides
+	of      container.Device // the device with the queue, or after which its IFB is named
+	path    string           // of the device's namespace
+	program string           // redirects received packets to the IFB; empty: none
+	sum     bool             // the IFB takes what devices send; filters below the devices' own roots redirect to it
+	from    []int            // the devices to redirect
+	led     []int            // these, and others that may still have a filter
 	set     hook.Set         // programs that must not run without the queue
 	sorter  *bpf.Copy        // fl_sort, of a ceil; it stays with the queue
 	sorts   bpf.Vars         // its variables
-	before  string           // programs of others that packets meet on the way to the IFB; empty: none
-	why     error            // the plan is not in force
+	before  string           // other software's programs that packets pass before the IFB; empty: none
+	why     error            // why the plan is not in force
 }
 
-// newHold makes a hold with nothing in force. program and sum are as in hold.
+// newHold returns a hold with nothing in force. program and sum are as in hold.
 func newHold(of container.Device, path, program string, sum bool) *hold {
 	h := &hold{of: of, path: path, program: program, sum: sum}
 	if !h.ifb() {
@@ -49,15 +49,15 @@ func newHold(of container.Device, path, program string, sum bool) *hold {
 	return h
 }
 
-// ifb reports whether the queue is that of an IFB. Its index is 0 while there is none.
+// ifb reports whether the queue belongs to an IFB. Its index is 0 while the IFB does not exist.
 func (h *hold) ifb() bool { return h.program != "" || h.sum }
 
-// part ends the redirection to the IFB of a hold, and to one that has gone.
+// part ends the redirection to the IFB of a hold, or to one that was removed.
 func (h *hold) part(ns *netdev.NS) error {
 	return errors.Join(h.set.Close(), h.gather(ns, nil))
 }
 
-// gather redirects what the devices from send, and nothing else, to the IFB of a sum.
+// gather redirects what the devices in from send to the IFB of a sum, and ends all other redirection.
 func (h *hold) gather(ns *netdev.NS, from []int) error {
 	var errs []error
 	for _, dev := range h.led {
@@ -75,7 +75,7 @@ func (h *hold) refs(ns *netdev.NS) []journal.Ref {
 	return refs
 }
 
-// all passes the holds of all uplinks and tenants.
+// all iterates over the holds of all uplinks and tenants.
 func (f *Traffic) all() iter.Seq[*hold] {
 	return func(yield func(*hold) bool) {
 		for _, u := range f.uplinks {
@@ -93,7 +93,7 @@ func (f *Traffic) all() iter.Seq[*hold] {
 	}
 }
 
-// keep records why a hold is not in force, and returns it if a retry may mend it.
+// keep records why a hold is not in force. It returns the error if a retry may help.
 func (h *hold) keep(why error) error {
 	if h.why = why; lasting(why) {
 		return nil
@@ -123,7 +123,7 @@ func (f *Traffic) put(ns *netdev.NS, h *hold, p model.Plan, by journal.Owner) er
 	return f.lead(ns, h)
 }
 
-// makeIFB makes the IFB of a hold, unless others remove it again and again.
+// makeIFB makes the IFB of a hold, unless other software keeps removing it.
 func (f *Traffic) makeIFB(ns *netdev.NS, h *hold, by journal.Owner) error {
 	ifb := netdev.IFBName(h.of.Index, h.sum)
 	if h.index != 0 {
@@ -143,16 +143,16 @@ func (f *Traffic) makeIFB(ns *netdev.NS, h *hold, by journal.Owner) error {
 		return err
 	}
 	err = h.part(ns)
-	if h.index != 0 { // the last one was removed
+	if h.index != 0 { // the previous one was removed
 		err = errors.Join(err, f.undo(h.knobs(ns)...))
 	}
 	h.index, h.claimed, h.lost, h.brought = index, false, false, false
 	return err
 }
 
-// beside looks for programs of others where the devices of a hold receive. What an IFB hands back
-// meets none that runs after ours (skb->tc_skip_classify): for filters, which do, nothing is led, and
-// ours is attached anew behind programs by tcx.
+// beside looks for other programs on the devices of a hold. A packet that returns from an IFB skips
+// every program after ours (skb->tc_skip_classify). So nothing is redirected past filters, which run
+// after ours, and ours is attached anew behind tcx programs.
 func (f *Traffic) beside(ns *netdev.NS, h *hold) error {
 	before := ""
 	for _, dev := range h.from {
@@ -205,7 +205,7 @@ func (f *Traffic) lead(ns *netdev.NS, h *hold) error {
 	return errors.Join(errs...)
 }
 
-// take undoes put, also that of an earlier agent. Packets that wait in an IFB are delivered.
+// take undoes put, including that of an earlier agent. Packets that wait in an IFB are delivered.
 func (f *Traffic) take(ns *netdev.NS, h *hold) error {
 	if h.index == 0 {
 		index, err := ns.Index(netdev.IFBName(h.of.Index, h.sum))
@@ -219,7 +219,7 @@ func (f *Traffic) take(ns *netdev.NS, h *hold) error {
 		errs = append(errs, f.drain(ns, h.index, h.kind))
 	}
 	err := f.undo(h.refs(ns)...)
-	if err == nil { // else the next call goes on
+	if err == nil { // else the next call continues
 		errs = append(errs, h.unsort())
 		h.queue = queue{link: h.link}
 		if !h.ifb() {
@@ -229,7 +229,7 @@ func (f *Traffic) take(ns *netdev.NS, h *hold) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// free is take, in a namespace that it opens. If that has gone, it drops all entries of it.
+// free opens the namespace and calls take. If the namespace has gone, it drops all its entries.
 func (f *Traffic) free(h *hold) error {
 	ns, err := f.find.Open(h.path, h.of.NetNS)
 	if errors.Is(err, netdev.ErrNoNS) {
@@ -247,7 +247,7 @@ func (f *Traffic) free(h *hold) error {
 	return f.take(ns, h)
 }
 
-// drain waits briefly until our root of a device, or some of its classes, are empty.
+// drain waits briefly until our root qdisc of a device, or some of its classes, are empty.
 func (f *Traffic) drain(ns *netdev.NS, index int, kind qdisc.Kind, minors ...uint16) error {
 	d, err := qdisc.Open(ns, index)
 	if err != nil {
@@ -260,15 +260,15 @@ func (f *Traffic) drain(ns *netdev.NS, index int, kind qdisc.Kind, minors ...uin
 	return nil
 }
 
-// ways lists the devices that a tenant's packets pass.
+// ways lists the devices that carry a tenant's packets.
 type ways struct {
 	veths  []string // host ends, which see all packets
-	below  []string // which bypass all other devices of the host on the way to an uplink
-	beside []string // whose packets no device of the host sees
+	below  []string // devices that bypass all other host devices on the way to an uplink
+	beside []string // devices with packets that no host device sees
 }
 
-// ways sorts the tenant's devices. A device made in the container's namespace on top of another one
-// there leads nowhere by itself.
+// ways sorts the tenant's devices. A device that was made in the container's namespace on top of
+// another one leads nowhere by itself.
 func (t *shaped) ways() (w ways) {
 	if t.Key().NetNS == 0 {
 		return ways{below: []string{"the host's network"}}
@@ -300,9 +300,9 @@ func (t *shaped) ways() (w ways) {
 	return w
 }
 
-// account is the part of a tenant's due that holds, and the part that does not.
+// account separates the part of a tenant's due that holds from the part that does not.
 type account struct {
-	holds bool // any of it
+	holds bool // at least a part of it
 	gaps  []error
 }
 
@@ -310,15 +310,15 @@ func (a *account) gap(format string, args ...any) {
 	a.gaps = append(a.gaps, fmt.Errorf(format, args...))
 }
 
-// beside adds what a program of others may keep from the queue of a hold.
+// beside adds a gap if another program may keep packets from the queue of a hold.
 func (a *account) beside(h *hold, keys string) {
 	if h.before != "" {
 		a.gap("%s: %s holds for what %sof somebody else passes on, which runs before (tcx); possible with: its owner's own limit", h.link.Name, keys, h.before)
 	}
 }
 
-// unkept returns an error for the part of a tenant's due that does not hold: feature.ErrPartly if
-// any part holds. missing lists uplinks that do not exist.
+// unkept returns an error for the part of a tenant's due that does not hold. The error is a
+// feature.ErrPartly if any part holds. missing lists uplinks that do not exist.
 func (f *Traffic) unkept(t *shaped, missing []string) error {
 	var a account
 	w := t.ways()
@@ -355,13 +355,13 @@ func wishes(n policy.Net) (keys []string) {
 	return keys
 }
 
-// unkeptWay adds one direction.
+// unkeptWay adds the gaps of one direction.
 func (f *Traffic) unkeptWay(a *account, t *shaped, w ways, way Direction, missing []string) {
 	n, prefix := t.due[way], way.prefix()
 	keys := wishes(n)
 	if n.Ceil > 0 && len(w.veths) > 0 && !f.atUplinks(way) {
 		t.unkeptCeil(a, way)
-		if len(w.below) == 0 { // and need not hold anywhere else
+		if len(w.below) == 0 { // the ceil needs no uplink then
 			keys = slices.DeleteFunc(keys, func(k string) bool { return k == "ceil" })
 		}
 	}
@@ -396,7 +396,7 @@ func (f *Traffic) unkeptWay(a *account, t *shaped, w ways, way Direction, missin
 	}
 }
 
-// holding lists the holds of a tenant's ceil of what it sends or receives.
+// holding lists the holds of a tenant's ceil in one direction.
 func (t *shaped) holding(way Direction) (list []*hold) {
 	for at, h := range t.holds {
 		if at.way == way {
@@ -407,7 +407,7 @@ func (t *shaped) holding(way Direction) (list []*hold) {
 	return list
 }
 
-// summed reports whether a hold of what the tenant receives is below one of the sum.
+// summed reports whether packets of a hold also pass the tenant's hold for the sum.
 func (t *shaped) summed(h *hold) bool {
 	for at, s := range t.holds {
 		if at.sum && at.NetNS == h.of.NetNS && s.why == nil && !h.ifb() && slices.Contains(s.from, h.of.Index) {
@@ -417,7 +417,7 @@ func (t *shaped) summed(h *hold) bool {
 	return false
 }
 
-// unkeptCeil adds a ceil at veths, of what the tenant sends or receives.
+// unkeptCeil adds the gaps of a ceil at veths, in one direction.
 func (t *shaped) unkeptCeil(a *account, way Direction) {
 	key := way.prefix() + "ceil"
 	var holding []string
@@ -437,7 +437,7 @@ func (t *shaped) unkeptCeil(a *account, way Direction) {
 	}
 }
 
-// aside adds a ceil that uplinks enforce, for want of a veth.
+// aside adds the gaps of a ceil that uplinks enforce because there is no veth.
 func (f *Traffic) aside(a *account, w ways, key string, holding []string) {
 	where := "uplink " + holding[0]
 	if len(holding) > 1 {
@@ -461,8 +461,8 @@ func are(keys []string) string {
 	return "is"
 }
 
-// Evidence implements feature.Witness: what holds a container's due: the uplinks, its own devices
-// alone, or qdiscs of others that are as strict as its ceil.
+// Evidence implements feature.Witness: it says what enforces a container's due: the uplinks, its own
+// devices alone, or a foreign qdisc that is as strict as its ceil.
 func (f *Traffic) Evidence(id container.ID) (out []api.Evidence) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// holds checks what Apply returns about what does not hold: nil, a part or an error, and its words.
+// holds checks an Apply error about parts that do not hold: nil, a part or an error, and its words.
 func holds(t testing.TB, err error, partly bool, words ...string) {
 	t.Helper()
 	if len(words) == 0 {
@@ -53,8 +53,8 @@ func (h *host) wondershaper(dev string) {
 	})
 }
 
-// A foreign shaper at an uplink stops nothing elsewhere: ceils hold at veths, also after a restart,
-// and another uplink is shaped.
+// A foreign shaper at an uplink affects nothing else: ceils hold at veths, even after a restart, and
+// another uplink is shaped.
 func TestUplinkOfSomebody(t *testing.T) {
 	needSharing(t)
 	h, _, one := newBridged(t)
@@ -78,7 +78,7 @@ func TestUplinkOfSomebody(t *testing.T) {
 	holds(t, h.due(two, policy.Net{Ceil: slow, Rate: mbit}, ceil), true, why, "possible with: its removal")
 	check("htwo")
 	holds(t, h.due(two, policy.Net{Rate: mbit}, policy.Net{}), false, why)
-	holds(t, h.due(two, policy.Net{}, policy.Net{Weight: 2}), false) // an IFB is not in its way
+	holds(t, h.due(two, policy.Net{}, policy.Net{Weight: 2}), false) // an IFB does not obstruct it
 	// The container is restarted, and then the agent.
 	must(t, h.traffic.Remove(t.Context(), one.ID))
 	holds(t, h.due(one, ceil, ceil), false)
@@ -111,7 +111,7 @@ func TestUplinkTooSlowForAnother(t *testing.T) {
 	holds(t, h.due(one, ceil, ceil), false)
 }
 
-// Status never claims what passes devices that cannot be limited.
+// The status never covers packets of devices that cannot be limited.
 func TestDevicesThatNobodyHolds(t *testing.T) {
 	needSharing(t)
 	h, _, c := newBridged(t)
@@ -167,8 +167,8 @@ func (h *host) tun(name string) {
 	h.Change(h.ns, name, (*netlink.Handle).LinkSetUp)
 }
 
-// What an uplink without Ethernet headers receives is not shared, and the status reports it; what
-// it sends is.
+// Received packets of an uplink without Ethernet headers are not shared, and the status reports that.
+// Sent packets are.
 func TestUplinkWithoutEthernet(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, 0)
@@ -192,7 +192,7 @@ func TestUplinkWithoutEthernet(t *testing.T) {
 	testkit.None(t, "journal", h.journal.Entries())
 }
 
-// Of two ceils at a veth the lower holds: that of a CNI plugin stays, or comes back.
+// Of two ceils at a veth the lower one holds: a CNI plugin's stays, or comes back.
 func TestCeilOfSomebody(t *testing.T) {
 	h, _, c := newBridged(t)
 	h.start()
@@ -238,7 +238,7 @@ func TestCeilOfSomebody(t *testing.T) {
 	}
 }
 
-// Nor does ours replace a shaper at an uplink with a lower rate.
+// Ours does not replace an uplink's shaper with a lower rate either.
 func TestUplinkOfSomebodySlower(t *testing.T) {
 	h := newHost(t, gbit)
 	h.Netlink(h.ns, func(n *netlink.Handle) error {
@@ -258,8 +258,8 @@ func TestUplinkOfSomebodySlower(t *testing.T) {
 	testkit.Same(t, "in the end", theirs, h.state())
 }
 
-// A container with several networks has one ceil for all it sends, by one queue, and one for all it
-// receives.
+// A container with several networks has one ceil for everything it sends, in one queue, and one for
+// everything it receives.
 func TestCeilOfSeveralNetworks(t *testing.T) {
 	needSharing(t)
 	h, box, c := newBridged(t)

@@ -41,7 +41,7 @@ const (
 	gbit = 1000 * mbit
 )
 
-// host is a host of its own with an uplink, nic0, to the wire.
+// host is a separate host with an uplink, nic0, to the wire.
 type host struct {
 	*topology.Host
 	t        testing.TB
@@ -68,7 +68,7 @@ func newHost(t testing.TB, rate uint64) *host {
 	return h
 }
 
-// newBridged is a host with a container behind its bridge.
+// newBridged returns a host with a container behind its bridge.
 func newBridged(t testing.TB) (h *host, box *sandbox.Box, c container.Container) {
 	t.Helper()
 	h = newHost(t, gbit)
@@ -77,7 +77,7 @@ func newBridged(t testing.TB) (h *host, box *sandbox.Box, c container.Container)
 	return h, box, c
 }
 
-// restart begins anew what an agent that is killed leaves.
+// restart takes over from a killed agent.
 func (h *host) restart() {
 	h.t.Helper()
 	must(h.t, h.traffic.Close())
@@ -85,7 +85,7 @@ func (h *host) restart() {
 	h.start()
 }
 
-// start makes the journal and the feature, like an agent.
+// start makes the journal and the feature, as an agent does.
 func (h *host) start() {
 	h.t.Helper()
 	var err error
@@ -173,14 +173,13 @@ func (h *host) counters(device int, c *container.Container) qdisc.Stats {
 	return all[uint16(h.slots.Lookup(c.TenantKey()))]
 }
 
-// counted waits until a counter has grown by n, and returns its growth. The sender may end before
-// its packets reach a class, as a softirq may wait for a CPU: only lost packets cost the whole
-// wait.
+// counted waits until a counter has grown by n, and returns its growth. The sender may end before its
+// packets reach a class, because a softirq may wait for a CPU. Only lost packets cost the whole wait.
 func counted(counter func() uint64, was, n uint64) (grown uint64) {
 	return countedFor(20*time.Second, counter, was, n)
 }
 
-// countedFor waits no longer than patience.
+// countedFor waits at most for patience.
 func countedFor(patience time.Duration, counter func() uint64, was, n uint64) (grown uint64) {
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		if grown = counter() - was; grown >= n || time.Now().After(end) {
@@ -195,8 +194,8 @@ func (h *host) gained(c *container.Container, was, n uint64) uint64 {
 	return counted(func() uint64 { return h.stats(c).Packets }, was, n)
 }
 
-// datagrams is how many send sends: fewer than any queue on their way holds, and many more than the
-// protocols send beside them.
+// datagrams is the number that send sends: fewer than any queue on their way holds, and many more than
+// the protocols add.
 const datagrams = 100
 
 // send sends that many datagrams of 100 bytes, from a process of the container.
@@ -206,14 +205,14 @@ func (h *host) send(box *sandbox.Box, to string) uint64 {
 	return datagrams
 }
 
-// sendSized sends n datagrams of so many bytes, from a process of the container.
+// sendSized sends n datagrams of a size, from a process of the container.
 func (h *host) sendSized(box *sandbox.Box, to string, n, size int) {
 	h.t.Helper()
 	p := h.startSending(box, to, n, size)
 	must(h.t, p.Wait())
 }
 
-// startSending is sendSized, except that it does not wait for the process.
+// startSending is sendSized without the wait for the process.
 func (h *host) startSending(box *sandbox.Box, to string, n, size int) *sandbox.Process {
 	h.t.Helper()
 	exe, err := os.Executable()
@@ -246,8 +245,8 @@ func datagramsReexec(args []string) (status int, ok bool) {
 	return 0, true
 }
 
-// resolve waits until a datagram passes from one box to another, at the address of to. From then on
-// no neighbour lookup is needed. The datagram has a port of its own, so that no test counts it.
+// resolve waits until a datagram passes from one box to another, at the address of to. After that no
+// neighbour lookup is needed. The datagram has a separate port, so that no test counts it.
 func (h *host) resolve(from, at *sandbox.Box, to string) {
 	h.t.Helper()
 	const port = "8999"
@@ -273,8 +272,8 @@ func (h *host) resolve(from, at *sandbox.Box, to string) {
 	h.t.Fatalf("nothing gets from %s to %s", from.Name, to)
 }
 
-// forge sends datagrams that claim another's slot, from a process in the box's network but outside
-// its cgroup.
+// forge sends datagrams that claim another container's slot, from a process in the box's network but
+// outside its cgroup.
 func (h *host) forge(box *sandbox.Box, to string, priority uint32, n int) {
 	h.t.Helper()
 	must(h.t, box.Do(func() error {
@@ -296,7 +295,7 @@ func sendAs(c *net.UDPConn, priority uint32, n int) error {
 	return testkit.SendDatagrams(c, n, 100)
 }
 
-// listen receives what is sent to port 9000 of the wire.
+// listen receives datagrams on port 9000 of the wire.
 func (h *host) listen() {
 	h.t.Helper()
 	must(h.t, h.wire.Do(func() error {
@@ -308,7 +307,7 @@ func (h *host) listen() {
 	}))
 }
 
-// state is all that the feature may change on the host.
+// state is everything that the feature may change on the host.
 func (h *host) state() string {
 	h.t.Helper()
 	ns := h.Open(h.ns)
@@ -321,7 +320,7 @@ func (h *host) state() string {
 	return out
 }
 
-// undone checks that the host is as it was, and nothing is noted.
+// undone checks that the host is as before, and that the journal is empty.
 func (h *host) undone(before string) {
 	h.t.Helper()
 	if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {

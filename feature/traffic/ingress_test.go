@@ -28,8 +28,8 @@ func (h *host) due(c container.Container, egress, ingress policy.Net) error {
 	return h.traffic.Apply(h.t.Context(), policy.Target{Container: c, Settings: policy.Settings{Egress: egress, Ingress: ingress}})
 }
 
-// In every mode a container's class gets what it receives, and nothing else, though it never
-// answers, after a flow's first packet has arrived.
+// In every mode a container's class counts exactly the packets that it receives, once a flow's first
+// packet has arrived, though the container never answers.
 func TestArrival(t *testing.T) {
 	testkit.InFull(t)
 	needSharing(t)
@@ -58,7 +58,7 @@ func TestArrival(t *testing.T) {
 	}
 }
 
-// No packet of another container teaches where a flow arrives.
+// Packets of other containers cannot teach a wrong receiver.
 func TestArrivalForged(t *testing.T) {
 	testkit.OnKernels(t)
 	needSharing(t)
@@ -83,7 +83,7 @@ func TestArrivalForged(t *testing.T) {
 	if n := h.through(got, was, datagrams); n != datagrams {
 		t.Errorf("%d of %d packets got through", n, datagrams)
 	}
-	// The first one is in the default class, as no one has taught the flow yet.
+	// The first packet is in the default class, because the flow is not learnt yet.
 	if n := h.arrived(&victim).Packets - own; n != datagrams {
 		t.Errorf("%d of %d packets are in the class of the container that they were for", n, datagrams)
 	}
@@ -116,8 +116,8 @@ func (h *host) queueLen(b *sandbox.Box, dev string, n int) {
 	})
 }
 
-// A ceil for what a container receives limits every sender, loses nothing that its queue has room
-// for, and leaves no trace.
+// A ceil for received packets limits every sender, loses nothing for which its queue has room, and
+// leaves no trace.
 func TestIngressCeil(t *testing.T) {
 	testkit.InFull(t)
 	for _, mode := range []string{"bridge", "overlay, another namespace"} {
@@ -200,21 +200,21 @@ func (h *host) ifbs() int {
 	return n
 }
 
-// arrived returns the counters of a container's class for what nic0 receives; nil: of the default
+// arrived returns the counters of a container's class for packets received on nic0; nil: of the default
 // class.
 func (h *host) arrived(c *container.Container) qdisc.Stats {
 	h.t.Helper()
 	return h.counters(h.Index(h.ns, netdev.IFBName(h.nic0, false)), c)
 }
 
-// take listens in a box, by a process of its container, so that packets to it cause no answer.
+// take listens in a box, in a process of its container, so that packets to it cause no answer.
 func (h *host) take(box *sandbox.Box) *load.Board {
 	h.t.Helper()
 	return h.takeAt(box, 9000)
 }
 
-// takeAt listens at another port. The socket's buffer holds all that a test sends, as the process
-// may have to wait for a CPU.
+// takeAt listens on another port. The socket's buffer holds everything that a test sends, because the
+// process may have to wait for a CPU.
 func (h *host) takeAt(box *sandbox.Box, port int) *load.Board {
 	h.t.Helper()
 	return h.run(box, "udp-recv", "--buffer", "8388608", "--listen", fmt.Sprintf("[::]:%d", port))
@@ -238,14 +238,13 @@ func (h *host) reach(mode string) string {
 	return "10.66.0.2:9000"
 }
 
-// through returns how many of the sent packets a receiver has got, once all have arrived or no more
-// come.
+// through returns how many sent packets a receiver has, once all have arrived or no more arrive.
 func (h *host) through(got *load.Board, was load.Reading, sent uint64) uint64 {
 	return counted(func() uint64 { return got.Read().Since(was).Ops }, 0, sent)
 }
 
 // learnt opens a flow from the wire, by default from any port, and waits until its first packet has
-// arrived. From then on the host knows its receiver.
+// arrived. After that the host knows its receiver.
 func (h *host) learnt(to string, got *load.Board, port ...int) net.Conn {
 	h.t.Helper()
 	var dialer net.Dialer
@@ -284,7 +283,7 @@ func (h *host) spoof(b *sandbox.Box, from, to string, priority uint32) {
 	}))
 }
 
-// passesFrom waits until all of some packets get through, and no more is lost.
+// passesFrom waits until all of some packets get through, without further losses.
 func (h *host) passesFrom(from *sandbox.Box, to string, got *load.Board, what string) {
 	h.t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); {

@@ -37,7 +37,7 @@ func (h *host) longest(at *sandbox.Box, index int) func() (length, n int) {
 	}))
 	h.t.Cleanup(func() { unix.Close(fd) })
 	return func() (length, n int) {
-		// As many as fit, however fast more come.
+		// As many as fit, however fast further packets arrive.
 		for buf := make([]byte, 1); n < 20_000; {
 			got, from, err := unix.Recvfrom(fd, buf, unix.MSG_TRUNC)
 			if err != nil {
@@ -51,8 +51,8 @@ func (h *host) longest(at *sandbox.Box, index int) func() (length, n int) {
 	}
 }
 
-// super waits until packets longer than frames leave, or only frames in two looks in a row; it
-// fails with what it last saw.
+// super waits until packets longer than frames leave, or only frames in two consecutive looks. On
+// failure it reports its last look.
 func super(t *testing.T, longest func() (length, n int), want bool, when string) {
 	t.Helper()
 	longest()
@@ -90,9 +90,9 @@ func (h *host) cuts(at *sandbox.Box, dev string) (n int) {
 
 const hasty = 200 * time.Microsecond // less than a super-packet takes at 1 Gbit/s
 
-// A latency that super-packets of others break is refused, or they are cut, as policy says: also
-// those of existing connections, in every mode, and for as long as the latency is asked for. Its
-// own are not.
+// A latency that other containers' super-packets break is refused, or they are split, as policy says.
+// That includes existing connections, holds in every mode, and lasts as long as the latency. Its own
+// packets are not split.
 func TestLatencySplit(t *testing.T) {
 	testkit.InFull(t)
 	for _, mode := range testkit.Cases(t, 1, "bridge", "overlay") {
@@ -147,8 +147,8 @@ func TestLatencySplit(t *testing.T) {
 	}
 }
 
-// An uplink's MTU is raised while packets are cut: full frames pass before the next round, and also
-// if that round refuses the latency.
+// An uplink's MTU rises while packets are split. Full frames pass before the next round, even if that
+// round refuses the latency.
 func TestSplitMTU(t *testing.T) {
 	testkit.InFull(t)
 	const refused = 20_000
@@ -174,7 +174,7 @@ func TestSplitMTU(t *testing.T) {
 	}
 }
 
-// Delays of classes that cut packets are not reported, as what leaves is not what came; they
+// Delays of classes that split packets are not reported, because other packets leave than arrived. They
 // restart afterwards.
 func TestSplitDelays(t *testing.T) {
 	testkit.InFull(t)
@@ -214,7 +214,7 @@ func TestSplitDelays(t *testing.T) {
 	bulk.SetRate(0)
 	cut := row(x.c.ID).Packets
 	for was, end := uint64(0), time.Now().Add(20*time.Second); was != cut && time.Now().Before(end); cut = row(x.c.ID).Packets {
-		was = cut // until none is under way
+		was = cut // until none is in flight
 		time.Sleep(100 * time.Millisecond)
 	}
 	must(t, h.traffic.Remove(t.Context(), y.c.ID))
@@ -249,8 +249,8 @@ func (h *host) sentBy(kind qdisc.Kind, c container.Container) qdisc.Stats {
 	return st
 }
 
-// HFSC, if the kernel has it, keeps a latency, unless a container has a priority; otherwise HTB
-// does. What cannot be kept is refused.
+// If the kernel has HFSC, it keeps a latency, unless a container has a priority; otherwise HTB does. A
+// latency that cannot be kept is refused.
 func TestLatencyPolicy(t *testing.T) {
 	testkit.InFull(t)
 	h, box, c := newBridged(t)
@@ -280,7 +280,7 @@ func TestLatencyPolicy(t *testing.T) {
 		t.Errorf("%d entries, had %d: %+v", n, again, h.journal.Entries())
 	}
 
-	// Shorter than a packet of another takes: nothing changes.
+	// A latency shorter than another container's packet takes: nothing changes.
 	during := h.state()
 	err := h.apply(c, policy.Net{Rate: mbit, Latency: 500 * time.Microsecond})
 	if !errors.Is(err, model.ErrInfeasible) || !strings.Contains(err.Error(), "uplink nic0: latency refused: a packet of any other container") {
@@ -289,7 +289,7 @@ func TestLatencyPolicy(t *testing.T) {
 	testkit.Same(t, "refused, and changed", during, h.state())
 	packets(shaper())
 
-	// The last latency goes, and with it the need for HFSC.
+	// With the last latency, HFSC is no longer needed.
 	must(t, h.apply(c, policy.Net{Rate: mbit}))
 	packets(qdisc.KindHTB)
 

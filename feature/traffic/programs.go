@@ -46,13 +46,13 @@ func load(shared bpf.Maps, v2 string) (_ *programs, err error) {
 	return p, nil
 }
 
-// copyFor returns a loader of the copy of a program for one slot, or one IFB to redirect to, which the
-// variable of that name says.
+// copyFor returns a loader for a copy of a program. It sets the given variable, a slot or the index of
+// an IFB, to number.
 func (p *programs) copyFor(program, variable string, number uint32) func() (*bpf.Copy, error) {
 	return func() (*bpf.Copy, error) { return p.object.Copy(program, bpf.Vars{variable: number}) }
 }
 
-// arrival is a program at what the sockets of a cgroup receive.
+// arrival is a program attached to what the sockets of a cgroup receive.
 type arrival struct {
 	link.Link
 	copied *bpf.Copy
@@ -85,7 +85,7 @@ func (a *arrival) detached() bool {
 	return err == nil && info.Cgroup() != nil && info.Cgroup().CgroupId == 0
 }
 
-// forgetFlows makes the programs learn all flows again.
+// forgetFlows makes the programs learn all flows anew.
 func (p *programs) forgetFlows() error {
 	var epoch uint32
 	if err := p.Epoch.Get(&epoch); err != nil {
@@ -94,8 +94,8 @@ func (p *programs) forgetFlows() error {
 	return p.Epoch.Set(epoch + 1)
 }
 
-// recognise lets the programs recognise sockets of a cgroup by its depth in the tree. A deeper
-// cgroup is recognised only itself, not with the cgroups below it.
+// recognise makes the programs recognise sockets of a cgroup by its depth in the tree. A cgroup deeper
+// than that is recognised without its children.
 func (p *programs) recognise(dir string) error {
 	const deeper, most = 31, 8
 	level := p.level(dir)
@@ -118,17 +118,17 @@ func (p *programs) level(dir string) int {
 	return strings.Count(rel, "/") + 1
 }
 
-// setClass assigns a class to what the sockets of a tenant send; Nobody: none.
+// setClass assigns a class to packets from a tenant's sockets; Nobody: none.
 func (p *programs) setClass(tenant, class identity.Slot) error {
 	return p.Classes.Put(uint32(tenant), uint32(class))
 }
 
-// unseen reports whether packets of a kind of device reach the uplink without passing another
-// device of the host.
+// unseen reports whether packets of a kind of device bypass all other host devices on the way to the
+// uplink.
 func unseen(kind string) bool { return kind == "macvlan" || kind == "ipvlan" }
 
-// trust records whether a container sends past its veths. While any does, packets that neither a
-// device received nor a known socket sent may not identify themselves.
+// trust records whether a container sends past its veths. While any container does, a packet may
+// identify itself only if a device received it or a known socket sent it.
 func (p *programs) trust(id container.ID, past bool) error {
 	delete(p.past, id)
 	strict := uint32(0)

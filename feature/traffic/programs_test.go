@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// mode is a way from a container to the uplink.
+// mode is a path from a container to the uplink.
 type mode struct {
 	name string
 	// make builds it, and returns the destination of the container's packets.
@@ -73,7 +73,7 @@ func modes() []mode {
 	}
 }
 
-// In every mode exactly a container's packets are in its class.
+// In every mode a container's class has exactly its packets.
 func TestIdentity(t *testing.T) {
 	testkit.Smoke(t)
 	testkit.NeedRoot(t)
@@ -119,7 +119,7 @@ func TestOverwritten(t *testing.T) {
 	})
 }
 
-// A container gains nothing by what it says of itself.
+// A container gains nothing by claiming a slot or a priority.
 func TestForged(t *testing.T) {
 	testkit.InFull(t)
 	testkit.NeedRoot(t)
@@ -130,7 +130,7 @@ func TestForged(t *testing.T) {
 			box, c, to := m.make(h)
 			h.start()
 			h.resolve(box, h.wire, to)
-			// Another's slot, with a policy of its own elsewhere.
+			// Another container's slot, while it has a different policy.
 			other := fake(1)
 			must(t, h.apply(other, policy.Net{Weight: 1}))
 			for _, shaped := range []bool{false, true} {
@@ -202,7 +202,7 @@ func (h *host) macvlan(name, addr string) (*sandbox.Box, container.Container) {
 	return box, c
 }
 
-// sender is a container beside another.
+// sender is one of two neighbouring containers.
 type sender struct {
 	box *sandbox.Box
 	c   container.Container
@@ -245,8 +245,9 @@ func (h *host) two(mode string) (a, b sender, to string) {
 	return a, b, to
 }
 
-// TestHostile has a container with full control of its namespace try to be in its neighbour's
-// class, or in none. TestForged covers its priorities and marks, TestArrivalForged its flows.
+// In TestHostile a container with full control of its namespace tries to get into its neighbour's
+// class, or out of all classes. TestForged covers its priorities and marks, TestArrivalForged its
+// flows.
 func TestHostile(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t, gbit)

@@ -24,12 +24,12 @@ import (
 type queue struct {
 	link    model.Link
 	index   int
-	claimed bool        // its root qdisc is ours,
-	kind    qdisc.Kind  // of this kind
-	lost    bool        // it was, until it was replaced
-	theirs  string      // the foreign qdisc that limits the device to no more than ours would; empty: none
-	plan    *model.Plan // in force, or to be; nil: none
-	brought bool        // the kernel confirmed it
+	claimed bool        // its root qdisc is ours
+	kind    qdisc.Kind  // the kind of our root qdisc
+	lost    bool        // our root qdisc was replaced by another
+	theirs  string      // the foreign qdisc that limits the device at least as much as ours would; empty: none
+	plan    *model.Plan // in force or wanted; nil: none
+	brought bool        // the kernel has confirmed the plan
 	dispute dispute
 	cut     bool // classes split packets into frames, or have since the root became ours
 }
@@ -57,7 +57,7 @@ func lasting(err error) bool {
 	return errors.Is(err, errShaped) || errors.Is(err, errFiltered) || errors.Is(err, errReplaced) || errors.Is(err, errLeft) || errors.Is(err, qdisc.ErrKept)
 }
 
-// replaced is the error of a device whose root qdisc is no longer ours. by owned it.
+// replaced returns the error for a device with a root qdisc that is no longer ours. by owned it.
 func replaced(by journal.Owner) error {
 	if by.Container != 0 { // at the end of a veth
 		return fmt.Errorf("%w: the ceil does not hold there until that one is removed", errReplaced)
@@ -65,8 +65,8 @@ func replaced(by journal.Owner) error {
 	return fmt.Errorf("%w: nothing is guaranteed there until that one, or all containers' policy, is removed", errReplaced)
 }
 
-// bring makes the device's root ours, with the classes of p below it. It redoes what others removed
-// or changed since, unless they keep doing so: errLeft.
+// bring makes the device's root qdisc ours, with the classes of p below it. It redoes what other
+// software has removed or changed since, unless that keeps happening: errLeft.
 func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journal.Owner, now time.Time) error {
 	known := q.brought && reflect.DeepEqual(*q.plan, p)
 	q.plan, q.brought = &p, false
@@ -85,7 +85,7 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 		return err
 	}
 	defer d.Close()
-	counted := false // that somebody has undone it: once, however far that has come
+	counted := false // the dispute has counted this change: it counts once, however far it went
 	if known {
 		differs, err := d.Differs(kind, classes(p))
 		switch {
@@ -135,12 +135,12 @@ func (q *queue) widen(ns *netdev.NS, frame int) error {
 	defer d.Close()
 	err = d.Widen(q.kind, frame)
 	if errors.Is(err, journal.ErrGone) || errors.Is(err, qdisc.ErrNotOurs) {
-		return nil // the next round notices
+		return nil // the next look notices
 	}
 	if err != nil {
 		return err
 	}
-	p := *q.plan // in force from now on
+	p := *q.plan // in force as of this call
 	p.Classes = slices.Clone(p.Classes)
 	for i, c := range p.Classes {
 		if c.Split > 0 {
@@ -151,7 +151,7 @@ func (q *queue) widen(ns *netdev.NS, frame int) error {
 	return nil
 }
 
-// ordered reports whether the classes of a plan differ in level.
+// ordered reports whether a plan has classes at different levels.
 func ordered(p model.Plan) bool {
 	return slices.ContainsFunc(p.Classes, func(c model.Class) bool { return c.HTB.Prio != p.Classes[0].HTB.Prio })
 }
@@ -189,9 +189,8 @@ func limitText(l qdisc.Limit) string {
 	return l.Kind + " of " + policy.FormatRate(l.Rate)
 }
 
-// claim makes the device's root qdisc ours, without classes. If it is ours of another kind, the
-// packets in it are lost. It leaves a foreign one that limits the device to less than most, in
-// bit/s.
+// claim makes the device's root qdisc ours, without classes. Packets in a root of ours of another kind
+// are lost. A foreign root that limits the device to less than most, in bit/s, stays.
 func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, most uint64, by journal.Owner) error {
 	if q.claimed && q.kind == kind {
 		return nil
@@ -208,7 +207,7 @@ func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, most u
 		}
 		return fmt.Errorf("%w (%s), which is left in place; possible with: %s", errShaped, limitText(l), mend)
 	}
-	// An earlier agent may have turned them for a container that has ended.
+	// An earlier agent may have turned the knobs for a container that has ended.
 	knobs := q.knobs(ns)
 	if err := j.Reassign(func(e journal.Entry) bool {
 		return e.Owner.Feature == by.Feature && slices.Contains(knobs, e.Ref)
@@ -235,25 +234,25 @@ func (q *queue) knobs(ns *netdev.NS) []journal.Ref {
 	return []journal.Ref{qdisc.QueueLen(ns, q.index).Ref(), qdisc.Root(ns, q.index).Ref()}
 }
 
-// A device is brought back to its plan up to disputes times within disputeTime, and then left as it
-// is.
+// A device is brought back to its plan at most disputes times within disputeTime. After that it is left
+// as it is.
 const (
 	disputes    = 3
 	disputeTime = time.Hour
 )
 
-// errLeft reports a device where others keep undoing what is in force.
+// errLeft reports a device where other software keeps undoing our changes.
 var errLeft = errors.New("somebody has undone it again and again, and it is left so for an hour")
 
-// left wraps errLeft with what was undone.
+// left wraps errLeft with the change that was undone.
 func left(what string) error {
 	return fmt.Errorf("%w (%s, %d times); possible with: an end to what does so, and the policy set anew", errLeft, what, disputes)
 }
 
-// dispute counts how often others undid a change. The zero value counts from 0.
+// dispute counts how often other software undid a change. The zero value counts from 0.
 type dispute struct{ at []time.Time }
 
-// again counts one more time, and reports whether to redo the change.
+// again counts one more undoing, and reports whether to redo the change.
 func (d *dispute) again(now time.Time) bool {
 	d.at = slices.DeleteFunc(d.at, func(t time.Time) bool { return now.Sub(t) >= disputeTime })
 	if len(d.at) >= disputes {
@@ -263,12 +262,12 @@ func (d *dispute) again(now time.Time) bool {
 	return true
 }
 
-// undo restores the named knobs, and no others.
+// undo restores only the given knobs.
 func (f *Traffic) undo(refs ...journal.Ref) error {
 	return f.restore(func(e journal.Entry) bool { return slices.Contains(refs, e.Ref) })
 }
 
-// restore undoes the changes of this feature that match; nil: all.
+// restore undoes this feature's matching changes; nil: all.
 func (f *Traffic) restore(match func(journal.Entry) bool) error {
 	_, err := f.cfg.Journal.Restore(kernel.Opener(f.cfg.Roots), func(e journal.Entry) bool {
 		return e.Owner.Feature == name && (match == nil || match(e))
@@ -279,7 +278,7 @@ func (f *Traffic) restore(match func(journal.Entry) bool) error {
 	return nil
 }
 
-// release undoes everything, as no tenant is left.
+// release undoes everything after the last tenant.
 func (f *Traffic) release() error {
 	var errs []error
 	for _, u := range f.uplinks {
@@ -292,11 +291,11 @@ func (f *Traffic) release() error {
 	return err
 }
 
-// reorder makes a change of priority effective for tenants that are sending. HTB keeps a class in
-// its old place while packets wait in it, which is for ever if the sender never pauses. So reorder
-// sends such a tenant's packets through a second class, which starts in the new place, until the
-// tenant's own class is empty. Packets may overtake each other meanwhile. The second class goes
-// when bring enforces the same plans, and has time to send its packets until then.
+// reorder makes a change of priority effective for tenants that are sending. HTB keeps a class in its
+// old place while packets wait in it, which is for ever if the sender never pauses. So reorder sends
+// such a tenant's packets through a second class, which starts in the new place, until the tenant's own
+// class is empty. Packets may overtake each other meanwhile. bring removes the second class when it
+// enforces the same plans, which leaves the class time to send its packets.
 func (f *Traffic) reorder(plans map[int]model.Plan) error {
 	late := make(map[identity.Slot]bool)
 	for index, u := range f.uplinks {
@@ -304,7 +303,7 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 		if !planned || !u.out.live() || u.out.kind != qdisc.KindHTB || p.Link.HFSC {
 			continue
 		}
-		if !ordered(*u.out.plan) && !ordered(p) { // all levels were equal, and are
+		if !ordered(*u.out.plan) && !ordered(p) { // no level has changed
 			continue
 		}
 		d, err := qdisc.Open(f.host, index)
@@ -314,7 +313,7 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 		minors, err := d.Late(classes(p))
 		d.Close()
 		if err != nil {
-			continue // bring notices, and reports it
+			continue // bring notices and reports it
 		}
 		for _, m := range minors {
 			late[identity.Slot(m)] = true
@@ -326,11 +325,11 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 		if !late[t.slot] {
 			continue
 		}
-		id := math.MaxUint64 - container.ID(t.slot) // no container's
+		id := math.MaxUint64 - container.ID(t.slot) // no container has it
 		s, _ := f.cfg.Identity.Tell(name, identity.Member{ID: id, Tenant: tenant.Key{Container: id}})
 		defer f.cfg.Identity.Forget(name, id)
 		if s == identity.Nobody {
-			continue // all slots are taken: it has to wait until its queue is empty
+			continue // all slots are taken: the tenant must wait until its queue is empty
 		}
 		beside[t] = s
 	}
@@ -365,7 +364,7 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 	return errors.Join(append(errs, aside(func(t *shaped) identity.Slot { return beside[t] }))...)
 }
 
-// with returns a plan with a second, equal class for each of some tenants. The one of the two to be
+// with returns a plan with a second, equal class for each of some tenants. The class that is to be
 // emptied gets its ceil as its rate, so that it is served first.
 func with(p model.Plan, beside map[*shaped]identity.Slot, emptied func(*shaped) identity.Slot) model.Plan {
 	p.Classes = slices.Clone(p.Classes)
@@ -386,8 +385,7 @@ func with(p model.Plan, beside map[*shaped]identity.Slot, emptied func(*shaped) 
 	return p
 }
 
-// number makes a tenant's packets carry a slot, its own or another, wherever they are numbered
-// already.
+// number changes the slot that a tenant's packets carry, wherever they carry one already.
 func (f *Traffic) number(t *shaped, s identity.Slot) error {
 	return errors.Join(f.programs.setClass(t.slot, s), t.at.Vary(identify, bpf.Vars{trafficVarFlSlot: uint32(s)}))
 }

@@ -46,8 +46,8 @@ func (h *host) way(mode string, neighbour bool) way {
 	return w
 }
 
-// However busy the machine is, heldPackets datagrams take at least heldFor to pass a ceil of slow.
-// A tenth of that time is left for the ceil's bucket.
+// However busy the machine is, heldPackets datagrams need at least heldFor to pass a ceil of slow. A
+// tenth of that time allows for the ceil's bucket.
 const (
 	slow        = 10 * mbit
 	heldPackets = 250
@@ -55,7 +55,7 @@ const (
 	heldFor     = heldPackets * (heldSize + 8 + 20 + 14) * 8 * time.Second / slow * 9 / 10
 )
 
-// held sends them, and returns how long it took until all arrived.
+// held sends them, and returns the time until all have arrived.
 func (h *host) held(from *sandbox.Box, to string, got *load.Board) time.Duration {
 	h.t.Helper()
 	start, was := time.Now(), got.Read()
@@ -66,8 +66,8 @@ func (h *host) held(from *sandbox.Box, to string, got *load.Board) time.Duration
 	return time.Since(start)
 }
 
-// All that a container with a ceil sends is limited, in the queue behind its veth, or at the uplink
-// if it has none; no packet is lost, and nothing stays behind.
+// Everything that a container with a ceil sends is limited, in the queue behind its veth, or at the
+// uplink without a veth. No packet is lost, and nothing stays behind.
 func testCeil(t *testing.T, mode string, neighbour bool) {
 	h := newHost(t, gbit)
 	w := h.way(mode, neighbour)
@@ -112,7 +112,7 @@ func TestCeilAtUplink(t *testing.T) {
 	}
 }
 
-// Packets that stay on the host pass no uplink, and are limited all the same.
+// Packets that stay on the host pass no uplink, but are limited too.
 func TestCeilOnHost(t *testing.T) {
 	testkit.InFull(t)
 	needSharing(t)
@@ -121,8 +121,8 @@ func TestCeilOnHost(t *testing.T) {
 	}
 }
 
-// A ceil at a veth leaves the uplink as it is. The classes come with the first policy that needs them
-// and go with the last, in whatever order policies come and go, also while no agent runs.
+// A ceil at a veth leaves the uplink unchanged. The classes come with the first policy that needs them
+// and go with the last, in whatever order policies change, and even if they change while no agent runs.
 func TestCeilLeavesUplink(t *testing.T) {
 	testkit.InFull(t)
 	h, _, one := newBridged(t)
@@ -198,8 +198,8 @@ func (h *host) passed(at *sandbox.Box, veth int) uint64 {
 	return h.passedAt(at, netdev.IFBName(veth, false)).Packets
 }
 
-// passedAt returns the counters of the class of a device that limits a container to a ceil; zero if
-// the device is missing.
+// passedAt returns the counters of the class that limits a container to a ceil at a device; zero if the
+// device is missing.
 func (h *host) passedAt(at *sandbox.Box, dev string) qdisc.Stats {
 	h.t.Helper()
 	ns := h.Open(at)
@@ -219,8 +219,8 @@ func (h *host) passedAt(at *sandbox.Box, dev string) qdisc.Stats {
 	return st
 }
 
-// Bridge and veths may be in a namespace of their own, as Docker's overlays have them: the IFB is
-// made, watched and removed there.
+// Bridge and veths may be in a separate namespace, as in Docker's overlays: the IFB is made, watched
+// and removed there.
 func TestCeilOnHostApart(t *testing.T) {
 	testkit.InFull(t)
 	needSharing(t)
@@ -281,8 +281,8 @@ func (h *host) cniBandwidth(box *sandbox.Box, rate int) netdev.Link {
 	return links[i]
 }
 
-// Beside the CNI plugin bandwidth the stricter limit holds, in both directions, and explain names
-// the plugin's where it holds.
+// Beside the CNI plugin bandwidth the stricter limit holds, in both directions, and explain names the
+// plugin's limit where that holds.
 func TestBesideCNIBandwidth(t *testing.T) {
 	needSharing(t)
 	h, box, c := newBridged(t)
@@ -332,9 +332,9 @@ func TestBesideCNIBandwidth(t *testing.T) {
 	testkit.Same(t, "in the end", before, h.state())
 }
 
-// A program of a network plugin at what the host end receives decides about each packet, as Calico's
-// and Cilium's do: it sees them all while the container has a ceil, and what it keeps from the
-// ceil's queue is said.
+// A network plugin's program at the ingress of a host end decides about each packet, as Calico's and
+// Cilium's do. It sees all packets while the container has a ceil, and the status says that it may keep
+// packets from the ceil's queue.
 func TestBesidePolicyPrograms(t *testing.T) {
 	needSharing(t)
 	for name, says := range map[string]string{"filter": "which packets would not meet", "tcx": "runs before", "tcx, later": "runs before"} {

@@ -79,9 +79,9 @@ func (h *host) emptied(c container.Container) {
 	until(h.t, "the class of "+c.Name+" is empty", func() (string, bool) { n := h.stats(&c).Queued; return fmt.Sprint(n), n == 0 })
 }
 
-// The order of two containers changes while packets of one wait. HTB keeps that class in its old
-// place until its queue is empty, so its packets go through a second class, which has the new
-// place. No packet is lost, and the second class goes.
+// The order of two containers changes while packets of one wait. HTB keeps that class in its old place
+// until its queue is empty, so its packets go through a second class in the new place. No packet is
+// lost, and the second class goes.
 func TestPriorityChange(t *testing.T) {
 	testkit.InFull(t)
 	for _, mode := range []string{"bridge", "macvlan", "host"} {

@@ -24,34 +24,34 @@ import (
 // Direction is the direction of packets, as seen from the containers.
 type Direction string
 
-// Egress is from them, Ingress towards them.
+// Egress is from containers, Ingress towards them.
 const (
 	Egress  Direction = "egress"
 	Ingress Direction = "ingress"
 )
 
 // Row is one class at one uplink, or the classes that limit a container to a ceil at the host end of
-// its veth: what it is due, and what it sent, without names and estimates. The counters restart when
-// policy makes the class anew.
+// its veth, with its due and its counters, without names and estimates. The counters restart when
+// policy makes a class anew.
 type Row struct {
 	api.TrafficClass
-	Members []container.ID // of those that share a network, Container is the lowest
+	Members []container.ID // all that share the network; Container is the lowest
 
 	class  delay.Class
 	tenant tenant.Key      // zero: the default class
 	Delays *hist.Histogram // queueing delays; nil: not measured, or packets are split
 }
 
-// Reading is all classes, by uplink, direction and container.
+// Reading holds all classes, by uplink, direction and container.
 type Reading struct {
 	Taken  time.Time
 	Rows   []Row
 	Missed uint64 // packets not measured because too many waited
-	Err    error  // why Measure has measured no delays; the rest is complete all the same
+	Err    error  // why Measure has no delays; the rest is complete
 }
 
-// Read reads the counters of all classes, and the delays if they are always measured. It leaves out
-// uplinks that have gone, and those with a foreign root qdisc. It may be called at any time.
+// Read reads the counters of all classes, and the delays if they are always measured. It omits uplinks
+// that are gone or have a foreign root qdisc. It may be called at any time.
 func (f *Traffic) Read() Reading {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -60,7 +60,7 @@ func (f *Traffic) Read() Reading {
 		return r
 	}
 	all, err := f.plans()
-	if err != nil { // an uplink has become too slow: the status reports it
+	if err != nil { // an uplink has become too slow, as the status reports
 		return r
 	}
 	owners := map[identity.Slot]*shaped{identity.Nobody: nil}
@@ -90,8 +90,8 @@ func (f *Traffic) Read() Reading {
 	return r
 }
 
-// read adds the classes of a hold that have one of the owners, by slot; nil owns the default class of
-// an uplink. At a tenant's own devices that class is the tenant's, and guarantees nothing.
+// read adds those classes of a hold that belong to owners, by slot; nil owns the default class of an
+// uplink. At a tenant's own device the default class is the tenant's, and guarantees nothing.
 func (f *Traffic) read(to []Row, h *hold, way Direction, p model.Plan, owners map[identity.Slot]*shaped) []Row {
 	ns, err := f.find.Open(h.path, h.of.NetNS)
 	if err != nil {
@@ -103,7 +103,7 @@ func (f *Traffic) read(to []Row, h *hold, way Direction, p model.Plan, owners ma
 		return to
 	}
 	defer d.Close()
-	stats, _ := d.Stats(kindOf(p)) // none if it has gone, or its root qdisc is someone else's
+	stats, _ := d.Stats(kindOf(p)) // empty if the device is gone, or its root qdisc is foreign
 	for _, c := range p.Classes {
 		minor := minorOf(c.Slot)
 		t, known := owners[c.Slot]
@@ -196,8 +196,8 @@ func (f *Traffic) Snapshot() feature.Snapshot {
 	return s
 }
 
-// Report implements feature.Reporter: the bandwidth that each container is due and gets. If
-// ask.Over is not 0, it measures queueing delays for that time.
+// Report implements feature.Reporter: each container's due and the bandwidth that it gets. If ask.Over
+// is not 0, it measures queueing delays for that time.
 func (f *Traffic) Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
 	m, err := f.Measure(ctx, ask.Over)
 	if err != nil {
@@ -229,7 +229,7 @@ func (f *Traffic) Report(ctx context.Context, of *container.Container, ask api.A
 	return t, nil
 }
 
-// rowsOf returns the rows of one container, under its own id where it shares them with others.
+// rowsOf returns the rows of one container, under its own id even if it shares them with others.
 func rowsOf(r Reading, id container.ID) Reading {
 	own := Reading{Taken: r.Taken}
 	for _, row := range r.Rows {
@@ -241,8 +241,8 @@ func rowsOf(r Reading, id container.ID) Reading {
 	return own
 }
 
-// rowsShared returns the rows of the network of a container without a policy of its own, and the
-// container whose policy they follow, or 0.
+// rowsShared returns the rows of the network of a container without policy, and the container that
+// determines their policy, or 0.
 func rowsShared(r Reading, of container.Container) (shared Reading, by container.ID) {
 	shared.Taken = r.Taken
 	for _, row := range r.Rows {
@@ -289,8 +289,8 @@ func (f *Traffic) SelfReport(context.Context) func(container.Container, *api.Sel
 // deviceBytes is the metric that Export adds.
 const deviceBytes = "traffic_device_bytes_total"
 
-// Export implements feature.Exporter: what the devices of all containers have sent and received,
-// also of those without policy. Of containers that share a network, the first answers for all.
+// Export implements feature.Exporter: the bytes on the devices of all containers, with or without
+// policy. Among containers that share a network, the first stands for all.
 func (f *Traffic) Export() feature.Snapshot {
 	s := feature.Snapshot{Taken: f.cfg.Now(), Help: map[string]string{
 		deviceBytes: "Bytes that a device of the container has sent (egress) or received (ingress), as the kernel counts at it, the overlay's fast path included.",
@@ -313,8 +313,7 @@ func (f *Traffic) Export() feature.Snapshot {
 	return s
 }
 
-// spaces calls fn for each container with a network of its own; of those that share one, for the
-// first.
+// spaces calls fn once for each network namespace of containers, with the first container there.
 func (f *Traffic) spaces(fn func(container.Container, *netdev.NS)) {
 	seen := make(map[uint64]bool)
 	for _, c := range f.cfg.Containers.Running() {
@@ -324,16 +323,16 @@ func (f *Traffic) spaces(fn func(container.Container, *netdev.NS)) {
 		seen[c.NetNS] = true
 		ns, err := f.find.Open(filepath.Join(f.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
 		if err != nil {
-			continue // it has ended
+			continue // the container has ended
 		}
 		fn(c, ns)
 		ns.Close()
 	}
 }
 
-// bytesOf returns what the devices of a container count, by the name of the host end, or by the kind
-// of a device without one: a container may rename its own devices again and again. It reads them at
-// the container's side, because what bpf_redirect_peer hands over does not pass the host end.
+// bytesOf returns the counters of a container's devices, by the name of the host end, or by the kind of
+// a device without one, because a container may rename its devices at will. It reads the container's
+// ends, because packets handed over by bpf_redirect_peer bypass the host ends.
 func (f *Traffic) bytesOf(c container.Container, ns *netdev.NS) map[string]netdev.Counters {
 	all, err := ns.AllCounters(mostOwn)
 	if err != nil && !errors.Is(err, netdev.ErrMany) {
@@ -341,14 +340,14 @@ func (f *Traffic) bytesOf(c container.Container, ns *netdev.NS) map[string]netde
 	}
 	of := make(map[string]netdev.Counters)
 	for _, e := range c.Ends(f.cfg.Roots.Proc) {
-		// It leads to the host if it has a host end where no container can have made it, or is on top
-		// of a device outside. A container may have made any other.
+		// A device leads to the host if it has a host end where no container can have made it, or is on top
+		// of a device outside. A container may have made any other device.
 		if !(e.Host && e.Trusted || unseen(e.Inside.Kind) && e.Inside.Apart) {
 			continue
 		}
 		n, ok := all[e.Inside.Index]
 		if !ok {
-			continue // it has gone
+			continue // the device is gone
 		}
 		name := e.Inside.Kind
 		if e.Host {

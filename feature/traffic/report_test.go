@@ -8,8 +8,8 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// A container without policy has the classes of the one that shares its network, and no others; in
-// the host's network each has its own.
+// A container without policy sees the classes of the container that shares its network, and no others.
+// In the host's network each container has separate classes.
 func TestRowsShared(t *testing.T) {
 	app, other := container.ID(2), container.ID(3)
 	r := Reading{Rows: []Row{

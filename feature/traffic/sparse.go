@@ -11,7 +11,7 @@ import (
 )
 
 // ceiling returns the plan of a device that is limited to a ceil. Sparse flows have a class that is
-// served first. Half of the ceil is each class's own, so that neither starves.
+// served first. Each class is guaranteed half of the ceil, so that neither starves.
 func ceiling(ns *netdev.NS, index int, ceil uint64) (model.Plan, error) {
 	dev, err := ns.Link(index)
 	if err != nil {
@@ -30,14 +30,13 @@ func ceiling(ns *netdev.NS, index int, ceil uint64) (model.Plan, error) {
 	return p, nil
 }
 
-// What fl_sort counts as sparse: a flow that takes little of the ceil.
+// fl_sort counts a flow as sparse if it takes little of the ceil.
 const (
 	sparsePart   = 16 // each such flow at most a sixteenth of the ceil
-	sparseFrames = 2  // at once: a request, or a question and its repetition
+	sparseFrames = 2  // at once: a request, or a query and its retransmission
 	costUnit     = 64 // bytes, COST_UNIT
-	// The pause after which a flow of bulk is sparse again is as long as bulkPackets of the largest
-	// size take, or longestPause. A queue rarely holds more: the kernel lets a TCP of this host have
-	// two (TSQ).
+	// A bulk flow is sparse again after a pause in which bulkPackets of the largest size could be sent, at
+	// most longestPause. A queue rarely holds more: the kernel lets a local TCP socket queue two (TSQ).
 	bulkPackets  = 16
 	longestPause = 10 * time.Second
 )
@@ -57,7 +56,7 @@ func (f *Traffic) sort(ns *netdev.NS, h *hold) (err error) {
 	switch {
 	case h.sorter == nil:
 		h.sorter, err = f.programs.object.Copy(trafficProgFlSort, vars)
-	case !maps.Equal(h.sorts, vars): // flows begin anew
+	case !maps.Equal(h.sorts, vars): // flows start anew
 		err = h.sorter.Set(vars)
 	}
 	if err != nil {
@@ -67,7 +66,7 @@ func (f *Traffic) sort(ns *netdev.NS, h *hold) (err error) {
 	return qdisc.Sort(ns, h.index, h.sorter.Program)
 }
 
-// unsort closes fl_sort. Its queue has gone, or keeps it.
+// unsort closes fl_sort. Its queue is gone, or keeps the program.
 func (h *hold) unsort() error {
 	c := h.sorter
 	h.sorter = nil
@@ -77,7 +76,7 @@ func (h *hold) unsort() error {
 	return c.Close()
 }
 
-// together adds the counters of the two classes of a ceil. What one borrows is the other's.
+// together adds the counters of a ceil's two classes. They borrow from each other, so it omits that.
 func together(bulk, sparse qdisc.Stats) qdisc.Stats {
 	return qdisc.Stats{
 		Bytes: bulk.Bytes + sparse.Bytes, Packets: bulk.Packets + sparse.Packets, Drops: bulk.Drops + sparse.Drops,

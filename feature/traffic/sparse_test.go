@@ -21,8 +21,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// datagramTo returns a frame of 128 bytes of a flow of its own for each port; of port 0 it is a
-// fragment, which has no flow.
+// datagramTo returns a frame of 128 bytes, with a separate flow for each port. Port 0 gives a fragment,
+// which has no flow.
 func datagramTo(port uint16) []byte {
 	b := make([]byte, 128)
 	b[12] = 8 // IPv4, with a header of 20 bytes
@@ -34,8 +34,8 @@ func datagramTo(port uint16) []byte {
 	return b
 }
 
-// A flow is sparse for a burst, bulk beyond it for as long as it goes on, and sparse again after a
-// pause; what has no flow is one. Two flows in one cell make each other bulk, and no others.
+// A flow is sparse for a burst, then bulk while it lasts, and sparse again after a pause. Packets
+// without a flow count as one flow. Two flows in one cell make each other bulk, but no others.
 func TestSparse(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
@@ -99,8 +99,8 @@ func TestSparse(t *testing.T) {
 	}
 }
 
-// Beside a queue of bulk a packet of other flows is the first to get through, in both directions,
-// whatever class the bulk claims. The container's rows count both classes.
+// Beside a bulk queue, packets of other flows get through first, in both directions, whatever class the
+// bulk claims. The container's rows count both classes.
 func TestCeilSparse(t *testing.T) {
 	testkit.OnKernels(t)
 	needSharing(t)

@@ -17,38 +17,38 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// shaped is a tenant with a class, and what enforces its due at its own devices.
+// shaped is a tenant with a class, and its queues and programs.
 type shaped struct {
 	*tenant.Tenant
 	slot    identity.Slot
 	name    string         // of one of its containers
-	due     due            // in force: what all members last agreed on
+	due     due            // in force: the last due that all members agreed on
 	holds   map[spot]*hold // of its ceils
 	at      hook.Set       // fl_identify and fl_deliver, at its devices
 	socket  *arrival       // fl_arrive, of a container in the host's network; nil: none
 	looked  time.Time      // last look at its devices after a netlink event
-	touched bool           // another event has come since
+	touched bool           // an event has come since then
 }
 
-// spot is a host end of a tenant's veth where a ceil may hold: what the tenant receives by it
-// (Ingress) or by it and the others in its namespace (sum), or what it sends by all of these
-// (Egress).
+// spot is a host end of a tenant's veth where a ceil may hold: for what the tenant receives on it
+// (Ingress), for what it receives on all veths in its namespace (sum), or for what it sends on all of
+// these (Egress).
 type spot struct {
 	container.Device
 	way Direction
 	sum bool
 }
 
-// due is what policy gives a tenant in the two directions.
+// due is the bandwidth that policy gives a tenant, by direction.
 type due map[Direction]policy.Net
 
-// dueOf returns what policy gives a container, and false if that is nothing.
+// dueOf returns a container's due, and false if policy gives it none.
 func dueOf(t policy.Target) (due, bool) {
 	d := due{Egress: t.Settings.Egress, Ingress: t.Settings.Ingress}
 	return d, asked(d[Egress]) || asked(d[Ingress])
 }
 
-// asked reports whether policy gives anything.
+// asked reports whether policy gives any bandwidth.
 func asked(n policy.Net) bool { return n != policy.Net{} }
 
 // close closes the programs of a tenant. Queues stay.
@@ -60,14 +60,14 @@ func (t *shaped) close() error {
 	return errors.Join(errs...)
 }
 
-// devices lists the ends that identify a tenant's packets.
+// devices lists the ends where a tenant's packets can be identified.
 func (t *shaped) devices() (map[container.Device]container.End, error) {
 	want := make(map[container.Device]container.End)
 	var errs []error
 	for _, e := range t.Ends() {
 		switch {
 		case e.Inside.Kind == "veth" && !e.Host:
-			// It goes before its container, and is found a moment after a new one.
+			// The host end goes before its container, and shows up a moment after a new one.
 			errs = append(errs, fmt.Errorf("%s: look for the host's end of this veth: %w", e.Name, netdev.ErrNoLink))
 		case e.Inside.Kind == "veth" || unseen(e.Inside.Kind):
 			want[e.Device] = e
@@ -76,8 +76,8 @@ func (t *shaped) devices() (map[container.Device]container.End, error) {
 	return want, errors.Join(errs...)
 }
 
-// identify numbers a tenant's packets wherever they enter the host, learns them where they arrive,
-// and holds them to its ceils. It may be repeated at any time, and then only repairs.
+// identify marks a tenant's packets wherever they enter the host, learns their flows where they arrive,
+// and holds them to the tenant's ceils. A repeated call only repairs.
 func (f *Traffic) identify(ctx context.Context, t *shaped) error {
 	want, err := t.devices()
 	ends := hostEnds(want)
@@ -95,7 +95,7 @@ func (f *Traffic) identify(ctx context.Context, t *shaped) error {
 			h.led = slices.Compact(slices.Sorted(slices.Values(append(h.led, ends[at.NetNS]...))))
 		}
 	}
-	// First, as two may redirect from one device. What is not wanted may be of an earlier agent.
+	// First, as two may redirect from one device. An unwanted one may be an earlier agent's.
 	errs = append(errs, f.withdraw(t, ceils))
 	for _, dev := range want {
 		if err := ctx.Err(); err != nil {
@@ -105,7 +105,7 @@ func (f *Traffic) identify(ctx context.Context, t *shaped) error {
 			errs = append(errs, fmt.Errorf("%s: %w", dev.Name, err))
 		}
 	}
-	for _, sum := range []bool{false, true} { // of ends that are held
+	for _, sum := range []bool{false, true} { // first the holds of single ends
 		for at, ceil := range ceils {
 			if ceil == 0 || at.sum != sum {
 				continue
@@ -125,9 +125,9 @@ func (f *Traffic) identify(ctx context.Context, t *shaped) error {
 	return errors.Join(errs...)
 }
 
-// ceils lists the ceils that are wanted at a tenant's own devices; 0: none there. What it sends has
-// one queue for all veths with a host end in one namespace, which the one with the lowest index
-// names, and what it receives has one behind those of these veths.
+// ceils lists the wanted ceils at a tenant's own devices; 0: none there. All veths with a host end in
+// one namespace share one queue for what the tenant sends, named after the end with the lowest index.
+// For what it receives, each of these veths has a queue, followed by one for the sum.
 func (f *Traffic) ceils(t *shaped, ends map[uint64][]int) map[spot]uint64 {
 	ceils := make(map[spot]uint64)
 	for netns, list := range ends {
@@ -146,7 +146,7 @@ func (f *Traffic) ceils(t *shaped, ends map[uint64][]int) map[spot]uint64 {
 	return ceils
 }
 
-// hostEnds lists the host ends of veths by namespace, the lowest index first.
+// hostEnds lists the host ends of veths by namespace, lowest index first.
 func hostEnds(want map[container.Device]container.End) map[uint64][]int {
 	ends := make(map[uint64][]int)
 	for d, e := range want {
@@ -160,10 +160,10 @@ func hostEnds(want map[container.Device]container.End) map[uint64][]int {
 	return ends
 }
 
-// learns reports whether to learn flows where the tenant receives them.
+// learns reports whether the programs learn flows from what the tenant receives.
 func (f *Traffic) learns(t *shaped) bool { return f.divides[Ingress] && asked(t.due[Ingress]) }
 
-// learnAtSockets begins, or ends, to learn at the sockets of a container in the host's network.
+// learnAtSockets starts or stops learning at the sockets of a container in the host's network.
 func (f *Traffic) learnAtSockets(t *shaped) error {
 	learns := f.learns(t)
 	if t.socket != nil && (!learns || t.socket.detached()) {
@@ -174,7 +174,7 @@ func (f *Traffic) learnAtSockets(t *shaped) error {
 	if !learns || t.socket != nil || t.Key().NetNS != 0 {
 		return nil
 	}
-	dir := t.Members()[0].Container.Cgroup.V2 // of the only one
+	dir := t.Members()[0].Container.Cgroup.V2 // such a tenant has one member
 	if dir == "" {
 		return nil
 	}
@@ -196,7 +196,7 @@ func (f *Traffic) unlearn(t *shaped) error {
 		t.closeSocket(), f.programs.forgetFlows())
 }
 
-// reach attaches the programs that give a tenant's packets a class, or learn it, at one of its devices.
+// reach attaches the programs that classify a tenant's packets, or learn their flows, at a device.
 func (f *Traffic) reach(t *shaped, dev container.End) error {
 	// A veth's host end sends what the container receives.
 	for _, p := range []struct {
@@ -207,8 +207,8 @@ func (f *Traffic) reach(t *shaped, dev container.End) error {
 	}{
 		{dev.Host && f.divides[Egress] && asked(t.due[Egress]), false, hook.Identify, identify, trafficProgFlIdentify, uint32(t.slot)},
 		{f.learns(t), dev.Host, hook.Learn, deliver, trafficProgFlDeliver, uint32(t.slot)},
-		// HTB takes a priority of our major for a class, and asks no filter. What has a class that
-		// is not there goes by the filters.
+		// HTB takes a priority with our major as a class, without asking a filter. A class that does not
+		// exist makes it use the filters.
 		{!f.learns(t) && dev.Host && t.due[Ingress].Ceil > 0, true, hook.Learn, "classless", trafficProgFlIdentify, qdisc.MinorSparse - 1},
 	} {
 		at := hook.Place{Device: dev.Device, Path: dev.Path, Owner: journal.Owner{Feature: name}, Egress: p.egress, Stage: p.stage, Name: p.name}
@@ -225,11 +225,11 @@ func (f *Traffic) reach(t *shaped, dev container.End) error {
 	return nil
 }
 
-// The names of fl_identify and fl_deliver at a device.
+// Names of the programs fl_identify and fl_deliver at a device.
 const identify, deliver = "identify", "deliver"
 
-// limit holds what passes the veths of a hold, from or to anywhere, to a ceil: uplinks do not see
-// what stays on the host. A qdisc of others with a lower limit stays, and holds in its place.
+// limit holds all packets on the veths of a hold to a ceil: uplinks do not see traffic that stays on
+// the host. A foreign qdisc with a lower limit stays, and enforces the ceil instead.
 func (f *Traffic) limit(t *shaped, h *hold, ceil uint64) error {
 	ns, err := f.find.Open(h.path, h.of.NetNS)
 	if err != nil {
@@ -259,16 +259,16 @@ func (f *Traffic) limit(t *shaped, h *hold, ceil uint64) error {
 	return f.sort(ns, h)
 }
 
-// stricter describes the foreign root qdisc that limits what passes the hold to no more than ceil,
-// in bit/s; empty: there is none. It is that of the device, or of the one to which the device
-// redirects all that it receives, as the CNI plugin bandwidth has it.
+// stricter describes a foreign root qdisc that limits packets of the hold to at most ceil, in bit/s;
+// empty: there is none. The qdisc is on the device, or on the one to which the device redirects
+// everything it receives, as the CNI plugin bandwidth sets it up.
 func (h *hold) stricter(ns *netdev.NS, ceil uint64) (string, error) {
 	index := h.of.Index
 	if h.ifb() {
 		if h.sum || len(h.from) > 1 {
 			return "", nil
 		}
-		// Ours redirects before any filter, so theirs would see nothing.
+		// Our program redirects before any filter, so the foreign qdisc would see nothing.
 		var err error
 		if index, err = qdisc.Redirected(ns, index); err != nil || index == 0 {
 			return "", err
@@ -289,7 +289,7 @@ func (h *hold) stricter(ns *netdev.NS, ceil uint64) (string, error) {
 	return limitText(l) + " at " + dev.Name, nil
 }
 
-// withdraw undoes a tenant's holds except those with a ceil.
+// withdraw undoes those of a tenant's holds that have no ceil.
 func (f *Traffic) withdraw(t *shaped, ceils map[spot]uint64) error {
 	var errs []error
 	for at, h := range t.holds {
@@ -297,7 +297,7 @@ func (f *Traffic) withdraw(t *shaped, ceils map[spot]uint64) error {
 			continue
 		}
 		if err := f.free(h); err != nil {
-			errs = append(errs, err) // the next call goes on
+			errs = append(errs, err) // the next call continues
 		} else {
 			delete(t.holds, at)
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// pod is containers that share a network, with one veth to the host's bridge.
+// pod is a group of containers that share a network, with one veth to the host's bridge.
 type pod struct {
 	*host
 	members []container.Container
@@ -39,7 +39,8 @@ func newPod(t testing.TB, names ...string) *pod {
 	return p
 }
 
-// root is the qdisc at the host end of the pod's veth, and what shapes what the pod sends by it.
+// root returns the qdisc at the host end of the pod's veth, and the one that shapes what the pod sends
+// there.
 func (p *pod) root() string {
 	p.t.Helper()
 	ns := p.Open(p.ns)
@@ -57,7 +58,7 @@ func (p *pod) root() string {
 	return strings.Join(out, ", ")
 }
 
-// sweep undoes entries of containers that have ended, like the agent.
+// sweep undoes entries of containers that have ended, as the agent does.
 func (h *host) sweep(alive ...container.ID) {
 	h.t.Helper()
 	_, err := h.journal.Restore(kernel.Opener(kernel.Default()), func(e journal.Entry) bool {
@@ -66,8 +67,8 @@ func (h *host) sweep(alive ...container.ID) {
 	must(h.t, err)
 }
 
-// A container of a pod moves to a network of its own: the others take over its entries, and it is
-// due there what it was.
+// A container of a pod moves to a separate network. The others take over its entries, and it gets the
+// same due there.
 func TestPodMemberMoves(t *testing.T) {
 	p := newPod(t, "one", "two")
 	_, apart := p.add("three", "10.66.0.3/24", p.ns)
@@ -86,7 +87,7 @@ func TestPodMemberMoves(t *testing.T) {
 	if got := p.slots.Lookup(moved.TenantKey()); got == identity.Nobody || got == slot {
 		t.Errorf("it has slot %d in its own network, and the others have %d", got, slot)
 	}
-	must(t, p.due(two, policy.Net{Ceil: 40 * mbit}, ceil)) // which it is not in the way of
+	must(t, p.due(two, policy.Net{Ceil: 40 * mbit}, ceil)) // it does not obstruct that
 	must(t, p.due(two, ceil, ceil))
 	must(t, p.traffic.Remove(t.Context(), one.ID))
 	p.sweep(two.ID)
@@ -97,9 +98,9 @@ func TestPodMemberMoves(t *testing.T) {
 	}
 }
 
-// Whatever the containers of a pod do, in any order, with the agent killed in between: what they
-// agree on is in force, at the uplink and at the veth, only disagreement refuses a container, and
-// nothing is left.
+// Whatever the containers of a pod do, in any order, with the agent killed in between: the due that
+// they agree on is in force, at the uplink and at the veth, a container is refused only for
+// disagreement, and nothing stays behind.
 func TestPodRandom(t *testing.T) {
 	needSharing(t)
 	p := newPod(t, "one", "two", "three")

@@ -1,5 +1,5 @@
-// Package traffic gives each container the bandwidth that it is due (CNTC): a guaranteed rate, an
-// upper bound, a share by weight of the rest, and an order for idle bandwidth.
+// Package traffic gives each container its bandwidth (CNTC): a guaranteed rate, an upper bound, a share
+// by weight of the rest, and an order for idle bandwidth.
 //
 // It shapes what containers send through the uplinks and what they receive, with HTB, or with HFSC
 // where policy bounds the latency. It is not a policer: a packet is dropped only when its queue is
@@ -39,7 +39,7 @@ import (
 // name is the feature's name and the owner of its journal entries.
 const name = "traffic"
 
-// Config is what New needs.
+// Config is the argument of New.
 type Config struct {
 	feature.Host
 
@@ -53,7 +53,7 @@ type Config struct {
 	Delays bool
 }
 
-// Traffic is the feature. See feature.Feature for how it may be called.
+// Traffic is the feature. feature.Feature says how it may be called.
 type Traffic struct {
 	feature.Base
 	cfg    Config
@@ -69,9 +69,9 @@ type Traffic struct {
 	tenants    *tenant.Register // of the containers that policy gives bandwidth
 	shaped     map[tenant.Key]*shaped
 	uplinks    map[int]*uplink
-	unreleased bool                    // not all at the uplinks was undone after the last tenant: Remove goes on
-	divides    map[Direction]bool      // what uplinks send has classes, what they receive passes IFBs
-	watches    map[uint64]func() error // of namespaces with our devices or qdiscs: each ends one
+	unreleased bool                    // undoing the uplinks failed after the last tenant: Remove tries again
+	divides    map[Direction]bool      // directions in which uplinks have classes; Ingress packets pass IFBs
+	watches    map[uint64]func() error // of namespaces with our devices or qdiscs: each function ends one
 	forwards   bool                    // the sysctl was set for that, see forward
 	forwarding dispute
 	changed    func(container.ID) // see Notify
@@ -79,7 +79,7 @@ type Traffic struct {
 	looking    feature.Loop
 	meter      *delay.Meter         // nil unless delays are always measured
 	cut        map[delay.Class]bool // classes that the meter cannot measure
-	unmeasured string               // why none, or not all, are measured
+	unmeasured string               // why some or all classes are not measured
 
 	contends contention
 }
@@ -144,10 +144,10 @@ func New(cfg Config) (*Traffic, error) {
 	return f, nil
 }
 
-// Apply implements feature.Feature. It refuses a container with a *model.Refusal if an uplink
-// cannot keep its promise, and with feature.ErrDisagree if it shares its network with a container
-// that is due something else; what was in force stays. It returns feature.ErrPartly if all is done
-// that can be done here, and a part of the container's due does not hold.
+// Apply implements feature.Feature. It refuses a container with a *model.Refusal if an uplink cannot
+// keep its promise, and with feature.ErrDisagree if it shares its network with a container that has
+// another due; the state in force stays. It returns feature.ErrPartly if it has done all that this host
+// allows, and a part of the container's due does not hold.
 func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -174,14 +174,14 @@ func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	return nil
 }
 
-// shape brings one container, and with it all others, to their due.
+// shape gives one container its due, and adapts all others.
 func (f *Traffic) shape(ctx context.Context, t policy.Target) error {
 	in, left, err := f.tenants.Apply(t)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, l := range left { // all: one without members must not stay among the shaped
+	for _, l := range left { // all of them: a tenant without members must not stay in f.shaped
 		errs = append(errs, f.settle(l))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -193,7 +193,7 @@ func (f *Traffic) shape(ctx context.Context, t policy.Target) error {
 	newcomer := slices.Contains(in.Change().Joined, t.Container.ID)
 	a, err := f.admit(in, t.Container)
 	if err != nil {
-		if newcomer { // it must not be in the way of the others
+		if newcomer { // it must not obstruct the others
 			err = errors.Join(err, f.remove(t.Container.ID))
 		}
 		return err
@@ -208,7 +208,7 @@ func (f *Traffic) shape(ctx context.Context, t policy.Target) error {
 	}
 	errs = []error{a.told}
 	switch {
-	case a.failed == nil: // the class first, so that no packet names a missing one
+	case a.failed == nil: // the class first, so that no packet carries the number of a missing one
 		errs = append(errs, f.enforce(a.plans))
 	case f.needs(s, Egress) || f.needs(s, Ingress):
 		errs = append(errs, a.failed)
@@ -219,18 +219,18 @@ func (f *Traffic) shape(ctx context.Context, t policy.Target) error {
 	return f.unkept(s, a.missing)
 }
 
-// admission is what is to be put in force for a member of a tenant.
+// admission is the state to put in force for a member of a tenant.
 type admission struct {
-	was     due // in force so far
+	was     due // in force until now
 	plans   plans
-	failed  error    // why the uplinks cannot be divided at all, with or without the member's due
+	failed  error    // why the uplinks cannot be divided, with or without the member's due
 	missing []string // uplinks that do not exist
-	told    error    // why the member's sockets are not recognised
+	told    error    // why the programs do not recognise the member's sockets
 }
 
-// admit decides whether a member gets its due, and makes that its tenant's. It changes nothing in
-// force. While the members disagree, or the uplinks cannot be divided with this due, it returns an
-// error, and the tenant's due stays.
+// admit decides whether a member gets its due, which then becomes its tenant's due. It changes nothing
+// that is in force. If the members disagree, or the uplinks cannot be divided because of this due, it
+// returns an error, and the tenant keeps its old due.
 func (f *Traffic) admit(in *tenant.Tenant, c container.Container) (a admission, err error) {
 	agreed := tenant.AgreeFunc(in.Members(), dueOf, func(a, b due) bool { return reflect.DeepEqual(a, b) })
 	if other, ok := agreed.Against(c.ID); ok {
@@ -260,16 +260,16 @@ func (f *Traffic) admit(in *tenant.Tenant, c container.Container) (a admission, 
 	if made {
 		delete(f.shaped, key)
 	}
-	if _, before := f.plans(); before == nil { // its own fault
+	if _, before := f.plans(); before == nil { // this due is the cause
 		return a, a.failed
 	}
-	// Without it the uplinks cannot be divided either: its veths enforce what they can.
+	// The uplinks cannot be divided without this due either. Its veths enforce what they can.
 	s.due, f.shaped[key] = agreed.Value, s
 	return a, nil
 }
 
-// enroll gives a container's tenant its slot, and lets the programs recognise what the container's
-// sockets send by its cgroup. An error with a slot concerns only the cgroup.
+// enroll gives a container's tenant its slot, and makes the programs recognise the container's sockets
+// by its cgroup. An error with a slot concerns only the cgroup.
 func (f *Traffic) enroll(c container.Container) (identity.Slot, error) {
 	s, err := f.cfg.Identity.Tell(name, identity.Member{ID: c.ID, Tenant: c.TenantKey(), Cgroups: []uint64{uint64(c.ID)}})
 	if s == identity.Nobody {
@@ -281,8 +281,8 @@ func (f *Traffic) enroll(c container.Container) (identity.Slot, error) {
 	return s, nil
 }
 
-// enforce puts plans into force, and lets packets be told apart where uplinks have classes. Packets
-// leave classes before those go, and enter them once they are there.
+// enforce puts plans in force, and makes the programs classify packets where uplinks have classes.
+// Packets leave a class before it is removed, and enter one after it is made.
 func (f *Traffic) enforce(all plans) error {
 	was := f.divides
 	f.apart(func(way Direction) bool { return was[way] && all[way] != nil })
@@ -291,7 +291,7 @@ func (f *Traffic) enforce(all plans) error {
 	return err
 }
 
-// apart begins, or ends, to tell packets apart for classes of what uplinks send and receive.
+// apart starts or stops the classification of packets, in the directions where uplinks have classes.
 func (f *Traffic) apart(divides func(Direction) bool) {
 	is := map[Direction]bool{Egress: divides(Egress), Ingress: divides(Ingress)}
 	if is[Egress] == f.divides[Egress] && is[Ingress] == f.divides[Ingress] {
@@ -299,7 +299,7 @@ func (f *Traffic) apart(divides func(Direction) bool) {
 	}
 	f.divides = is
 	for _, t := range f.shaped {
-		f.reidentify(t) // a failure is the tenant's own
+		f.reidentify(t) // its failure concerns this tenant alone
 	}
 }
 
@@ -327,15 +327,15 @@ func (f *Traffic) remove(id container.ID) error {
 	return errors.Join(errs...)
 }
 
-// settle brings a tenant that containers have left up to date. With the last it undoes everything
-// of the tenant. What fails there is not repeated: the agent undoes the entries of containers that
-// have ended.
+// settle updates a tenant that containers have left. When the last one leaves, it removes everything of
+// the tenant. It does not repeat what fails there, because the agent undoes the entries of containers
+// that have ended.
 func (f *Traffic) settle(t *tenant.Tenant) error {
 	var errs []error
 	s := f.shaped[t.Key()]
 	ended := s != nil && len(t.Members()) == 0
 	if ended {
-		// First move its packets, then remove its classes.
+		// First move its packets to the default class, then remove its classes.
 		delete(f.shaped, t.Key())
 		errs = append(errs, f.programs.setClass(s.slot, identity.Nobody), s.close(), f.withdraw(s, nil))
 		if asked(s.due[Ingress]) {
@@ -361,7 +361,7 @@ func (f *Traffic) settle(t *tenant.Tenant) error {
 	return errors.Join(errs...)
 }
 
-// depart forgets the containers that have left a tenant. The others take over their entries.
+// depart forgets the containers that have left a tenant. A remaining member takes over their entries.
 func (f *Traffic) depart(t *tenant.Tenant) error {
 	for _, id := range t.Change().Left {
 		if err := f.cfg.Identity.Forget(name, id); err != nil {
@@ -379,8 +379,8 @@ func (f *Traffic) depart(t *tenant.Tenant) error {
 	return nil
 }
 
-// Prune implements feature.Feature. It undoes what an earlier agent left at the uplinks and Apply
-// has not adopted.
+// Prune implements feature.Feature. It undoes what an earlier agent left at the uplinks, unless Apply
+// has adopted it.
 func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -398,7 +398,7 @@ func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 			}
 		}
 	}
-	// The agent and Apply undo the entries of a single container.
+	// The agent and Apply undo entries that belong to one container.
 	return f.restore(func(e journal.Entry) bool {
 		if e.Ref.Kind == qdisc.KindFilter {
 			return f.cfg.Ends.Stray(e)
@@ -407,7 +407,7 @@ func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 	})
 }
 
-// Close implements feature.Feature. The qdiscs stay; without the programs, all packets are in the
+// Close implements feature.Feature. The qdiscs stay. Without the programs, all packets are in the
 // default class.
 func (f *Traffic) Close() error {
 	f.mu.Lock()

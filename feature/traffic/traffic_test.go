@@ -26,7 +26,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// fake is a container that sends nothing: it only takes part in the division.
+// fake returns a container that sends nothing and only takes part in the division.
 func fake(id container.ID) container.Container {
 	return container.Container{ID: 1<<40 + id, HostNetwork: true, Name: "fake"}
 }
@@ -102,7 +102,7 @@ func TestPlanInForce(t *testing.T) {
 	}
 	want(map[uint16]uint64{qdisc.MinorDefault: 175 * mbit, 1: 525 * mbit, 2: 150 * mbit, 3: 100 * mbit})
 
-	// Its policy goes, or it does itself.
+	// Its policy ends, or the container does.
 	must(t, h.apply(fake(3), policy.Net{}))
 	want(map[uint16]uint64{qdisc.MinorDefault: 200 * mbit, 1: 600 * mbit, 2: 150 * mbit})
 	must(t, h.traffic.Remove(t.Context(), fake(2).ID))
@@ -110,7 +110,7 @@ func TestPlanInForce(t *testing.T) {
 	testkit.Same(t, "samples", 18, len(h.traffic.Snapshot().Samples))
 }
 
-// An operator's root qdisc comes back; one that replaces ours is reported and left alone.
+// An operator's root qdisc comes back. One that replaces ours is reported and left alone.
 func TestOperator(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t, gbit)
@@ -138,8 +138,8 @@ func TestOperator(t *testing.T) {
 	}
 }
 
-// An uplink that goes, or gets another name, is noticed, and so is one that comes back: the agent is
-// told, and Apply divides it. Nothing stays at a device that is none any more.
+// The feature notices an uplink that disappears, is renamed, or comes back: it notifies the agent, and
+// Apply divides the uplink. Nothing stays on a device that is no longer an uplink.
 func TestUplinkVanishes(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, gbit)
@@ -204,7 +204,7 @@ func TestSharedNamespace(t *testing.T) {
 	testkit.None(t, "journal", h.journal.Entries())
 }
 
-// ending is a context that ends after so many looks at it.
+// ending is a context that ends after that many looks at it.
 type ending struct {
 	context.Context
 	looks int
@@ -217,8 +217,8 @@ func (e *ending) Err() error {
 	return nil
 }
 
-// A call may end between any two devices of a container. The next one brings what is missing, and
-// Remove leaves the host as it was.
+// A call may end between any two devices of a container. The next call adds what is missing, and Remove
+// leaves the host as before.
 func TestApplyEnds(t *testing.T) {
 	h, box, c := newBridged(t)
 	must(t, h.ns.Bridge("br1", netip.MustParsePrefix("10.70.0.254/24")))
@@ -249,7 +249,7 @@ func TestApplyEnds(t *testing.T) {
 	}
 }
 
-// Each of many tenants has a class of its own, and all go without a trace.
+// Each of many tenants has a separate class, and all classes go without a trace.
 func TestManyTenants(t *testing.T) {
 	n := testkit.Scale(t, 100, 1000)
 	h := newHost(t, 10*gbit)
@@ -272,7 +272,8 @@ func TestManyTenants(t *testing.T) {
 	testkit.None(t, "journal", h.journal.Entries())
 }
 
-// All slots are taken: the next tenant is refused with the reason, and the others go on as before.
+// When all slots are taken, the next tenant is refused with the reason, and the others continue as
+// before.
 func TestEverySlotTaken(t *testing.T) {
 	h := newHost(t, gbit)
 	h.start()
@@ -303,7 +304,7 @@ func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
 	})
 }
 
-// Each call to the kernel fails once.
+// Each system call fails once.
 func TestFaults(t *testing.T) {
 	testkit.Later(t)
 	needSharing(t)
@@ -329,7 +330,7 @@ func TestFaults(t *testing.T) {
 	)
 }
 
-// A write of our own that fails is not taken for a change by others, however often it fails.
+// A failed write of ours does not count as a change by others, however often it fails.
 func TestWriteFails(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, gbit)

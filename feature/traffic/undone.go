@@ -14,11 +14,10 @@ import (
 )
 
 const (
-	// lookEvery is the interval of looks at what netlink does not report.
+	// lookEvery is the interval at which lookAround checks what netlink does not report.
 	lookEvery = 2 * time.Second
-	// tenantPause is the least time between two looks at one tenant due to netlink events, which
-	// each change of the container's own device causes. Earlier events wait for the next periodic
-	// look.
+	// tenantPause is the shortest time between two looks at one tenant because of netlink events: every
+	// change of the container's own device causes one. An earlier event waits for the next periodic look.
 	tenantPause = 500 * time.Millisecond
 )
 
@@ -43,8 +42,8 @@ func (f *Traffic) lookAgain(done chan struct{}) {
 	}
 }
 
-// lookAround restores what others undid without a netlink event: detached programs, and the sysctl.
-// Apply, which the agent repeats every few minutes, looks at the rest.
+// lookAround restores what other software undid without a netlink event: detached programs, and the
+// sysctl. Apply, which the agent repeats every few minutes, checks the rest.
 func (f *Traffic) lookAround() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -76,9 +75,9 @@ func (t *shaped) lost() bool {
 	return lost || t.socket != nil && t.socket.detached()
 }
 
-// lookAfter restores what others undid at those devices of a namespace that have changed, and
-// notifies the tenants if uplinks have come, gone or become others. It begins by ending redirection
-// to an IFB that takes no packets, and drops at a device with a raised MTU.
+// lookAfter restores what other software undid at changed devices of a namespace, and notifies the
+// tenants if uplinks appear, disappear or change. First it ends redirection to an IFB that is down or
+// gone, and drops at a device with a raised MTU.
 func (f *Traffic) lookAfter(inode uint64, changes []netdev.Change) {
 	told := func(index int) bool { return netdev.Concern(changes, index) }
 	f.mu.Lock()
@@ -127,11 +126,11 @@ func (f *Traffic) lookAfter(inode uint64, changes []netdev.Change) {
 	}
 }
 
-// spare ends the redirection to an IFB that takes no packets.
+// spare ends the redirection to an IFB that is down or gone.
 func (f *Traffic) spare(h *hold) error {
 	ns, err := f.find.Open(h.path, h.of.NetNS)
 	if err != nil {
-		return nil // it has gone with its packets
+		return nil // the namespace has gone with its packets
 	}
 	defer ns.Close()
 	if l, err := ns.Link(h.index); l.Up || err != nil && !errors.Is(err, netdev.ErrNoLink) {
@@ -141,7 +140,7 @@ func (f *Traffic) spare(h *hold) error {
 	return h.part(ns)
 }
 
-// links sums up the uplinks.
+// links describes the uplinks, for comparison.
 func (f *Traffic) links() (all string) {
 	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
 		all += fmt.Sprint(index, f.uplinks[index].out.link)
@@ -149,8 +148,7 @@ func (f *Traffic) links() (all string) {
 	return all
 }
 
-// restoreUplink restores an uplink's plans. It notifies all tenants if that begins, or ceases, to
-// fail.
+// restoreUplink restores an uplink's plans. It notifies all tenants if the result changes.
 func (f *Traffic) restoreUplink(u *uplink) {
 	was := u.whys()
 	for _, h := range []*hold{u.out, u.in} {
@@ -163,8 +161,7 @@ func (f *Traffic) restoreUplink(u *uplink) {
 	}
 }
 
-// reidentify restores a tenant's devices. It notifies the tenant if that begins, or ceases, to
-// fail.
+// reidentify restores a tenant's devices. It notifies the tenant if the result changes.
 func (f *Traffic) reidentify(t *shaped) {
 	was := t.unheld()
 	t.touched, t.looked = false, time.Now()
@@ -173,7 +170,7 @@ func (f *Traffic) reidentify(t *shaped) {
 	}
 }
 
-// unheld sums up what is, and is not, enforced at the tenant's devices.
+// unheld describes what the tenant's devices enforce and do not enforce, for comparison.
 func (t *shaped) unheld() (all string) {
 	for _, way := range directions() {
 		for _, h := range t.holding(way) {
@@ -189,7 +186,7 @@ func (f *Traffic) tellAll() {
 	}
 }
 
-// tell lets the agent look at the status of a tenant's containers again.
+// tell makes the agent check the status of a tenant's containers again.
 func (f *Traffic) tell(t *shaped) {
 	for _, id := range t.IDs() {
 		if f.changed != nil {
@@ -198,11 +195,11 @@ func (f *Traffic) tell(t *shaped) {
 	}
 }
 
-// lookPause is the least time between two looks at a namespace's devices, whose owner may change
+// lookPause is the shortest time between two looks at a namespace's devices. Their owner may change
 // them at any rate.
 const lookPause = 20 * time.Millisecond
 
-// watch begins to watch a namespace with anything of ours for changes of devices and their qdiscs.
+// watch watches a namespace where we changed something for changes of devices and qdiscs.
 func (f *Traffic) watch(ns *netdev.NS) error {
 	inode := ns.Inode()
 	if f.watches[inode] != nil {
@@ -221,7 +218,7 @@ func (f *Traffic) watch(ns *netdev.NS) error {
 	return nil
 }
 
-// unwatch ends the watches of namespaces with nothing of ours left.
+// unwatch ends the watches of namespaces where nothing of ours is left.
 func (f *Traffic) unwatch() error {
 	used := make(map[uint64]bool)
 	if f.host != nil {

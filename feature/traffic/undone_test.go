@@ -40,7 +40,7 @@ func (h *host) deleteRoot(dev string) {
 	})
 }
 
-// Whatever of ours is removed, or changed, comes back without a call of Apply, and packets get
+// Everything of ours that is removed or changed comes back without a call of Apply, and packets get
 // through.
 func TestPutBack(t *testing.T) {
 	testkit.InFull(t)
@@ -138,8 +138,8 @@ func TestPutBack(t *testing.T) {
 	h.removes(before, c.ID)
 }
 
-// After three repairs within an hour the next removal is left alone, and the status reports that
-// unasked. The same for a replacement.
+// After three repairs within an hour the next removal is left alone, and the status reports it without
+// being asked. The same holds for a replacement.
 func TestDispute(t *testing.T) {
 	testkit.InFull(t)
 	t.Parallel()
@@ -175,7 +175,7 @@ func TestDispute(t *testing.T) {
 	clock.Advance(time.Hour)
 	must(t, apply())
 	testkit.Same(t, "an hour later", ours, root())
-	// A foreign qdisc is left alone, and reported, until it goes.
+	// A foreign qdisc is left alone, and reported, until it disappears.
 	tbf := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: h.Index(h.ns, "hone"), Handle: 0x10000, Parent: netlink.HANDLE_ROOT}, Rate: 1e8, Limit: 300000, Buffer: 200000}
 	h.Netlink(h.ns, func(n *netlink.Handle) error { return n.QdiscReplace(tbf) })
 	<-told

@@ -17,9 +17,9 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// received is the part of an uplink's rate that receivers share, in percent. The queue has to build
-// up here and not at the other end of the wire, which does not distinguish containers. The rest
-// also covers what counts there beside the frames (preamble, gap, checksum: 24 bytes each).
+// received is the part of an uplink's rate that receivers share, in percent. The queue must form here
+// and not at the other end of the wire, which does not distinguish containers. The rest also covers the
+// bytes on the wire beyond the frames (preamble, gap, checksum: 24 bytes each).
 const received = 95
 
 // uplink is a device of the host that packets leave and enter by.
@@ -38,7 +38,7 @@ func (u *uplink) hold(way Direction) *hold {
 
 func (u *uplink) close() error { return errors.Join(u.out.set.Close(), u.in.set.Close()) }
 
-// whys sums up what is not in force.
+// whys describes what is not in force, for comparison.
 func (u *uplink) whys() string { return fmt.Sprint(u.out.why, u.in.why, u.in.before) }
 
 // look finds the present uplinks. missing lists the operator's uplinks that do not exist.
@@ -70,7 +70,7 @@ func (f *Traffic) look() (missing []string, err error) {
 		u.in.link.Rate, u.in.link.Received = rate/100*received, true
 	}
 	for index, u := range f.uplinks {
-		if !there[index] { // it has gone, or is the port of a bond now
+		if !there[index] { // it was removed, or is the port of a bond now
 			errs = append(errs, f.renew(u.out, nil), f.renew(u.in, nil), u.close())
 			delete(f.uplinks, index)
 		}
@@ -78,15 +78,15 @@ func (f *Traffic) look() (missing []string, err error) {
 	return f.absent(links), errors.Join(errs...)
 }
 
-// absent lists the operator's uplinks that are not among the present ones.
+// absent lists the operator's uplinks that do not exist.
 func (f *Traffic) absent(present []netdev.Link) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(f.cfg.Uplinks)), func(name string) bool {
 		return slices.ContainsFunc(present, func(l netdev.Link) bool { return l.Name == name })
 	})
 }
 
-// present lists the devices that are uplinks now: the operator's, if he names any. The uplinks of
-// feature/netcpu, where packets come in, are others: see docs/ARCHITECTURE.md.
+// present lists the current uplinks: those that the operator names, or else those that lead out.
+// feature/netcpu has other uplinks, where packets come in: see docs/ARCHITECTURE.md.
 func (f *Traffic) present() (list []netdev.Link, err error) {
 	all, err := f.cfg.Roots.Monitor.Links(f.host, netdev.MostLinks)
 	for _, l := range all {
@@ -109,9 +109,9 @@ func (f *Traffic) rate(l netdev.Link) (rate uint64, by string, err error) {
 	return 0, "", nil
 }
 
-// bring puts plans into force, for what uplinks send and receive; none for a direction means that
-// no tenant is due anything there. A failure does not stop the others. The error is one that a
-// retry may mend; what lasts longer is recorded in the hold, see unkept.
+// bring puts plans in force, for both directions. A direction without plans is one in which no tenant
+// has a due. A failure does not stop the other uplinks. The error is one that a retry may cure; the
+// hold records a lasting one, see unkept.
 func (f *Traffic) bring(all plans) error {
 	errs := []error{f.reorder(all[Egress])}
 	if f.needed(Egress) || f.needed(Ingress) {
@@ -129,7 +129,7 @@ func (f *Traffic) bring(all plans) error {
 				failed = append(failed, fmt.Errorf("uplink %s: %w", h.link.Name, err))
 			}
 		}
-		if errors.Is(errors.Join(failed...), journal.ErrGone) { // it has vanished, with all that was set there
+		if errors.Is(errors.Join(failed...), journal.ErrGone) { // the device was removed with all its settings
 			failed = []error{u.close()}
 			delete(f.uplinks, index)
 		}
@@ -143,17 +143,17 @@ func (f *Traffic) bring(all plans) error {
 	return errors.Join(append(errs, f.unwatch(), f.widen())...)
 }
 
-// renew puts the plan of what an uplink sends or receives in force; nil: none.
+// renew puts the plan of an uplink's direction in force; nil: none.
 func (f *Traffic) renew(h *hold, p *model.Plan) error {
 	if p == nil {
 		if h.plan == nil && (!h.ifb() || h.index == 0) {
-			return nil // Prune undoes what an earlier agent left
+			return nil // Prune undoes the settings of an earlier agent
 		}
 		return f.take(f.host, h)
 	}
 	by := journal.Owner{Feature: name}
 	if h.ifb() {
-		// Without it routing would overwrite the packet's tag.
+		// Without the sysctl, routing would overwrite the packet's tag.
 		forward := f.forward()
 		if forward != nil && !lasting(forward) {
 			return forward
@@ -182,14 +182,14 @@ func (f *Traffic) forward() error {
 		return left("net.ipv4.ip_forward_update_priority was set to " + value)
 	}
 	if err := f.cfg.Journal.Turn(k, "0", journal.Owner{Feature: name}); err != nil {
-		return err // and no change by others
+		return err // and not a change by other software
 	}
 	f.forwards = true
 	return nil
 }
 
 // widen looks for uplinks, and raises the frame length at those with a raised MTU, because longer
-// frames would be dropped. It does no more: Apply makes, or refuses, a plan for the new MTU.
+// frames would be dropped. Apply makes, or refuses, a plan for the new MTU.
 func (f *Traffic) widen() error {
 	_, err := f.look()
 	errs := []error{err}
@@ -244,17 +244,17 @@ func uplinkFinding(device string, v probe.Verdict, detail string) probe.Finding 
 	return probe.Finding{Capability: device, Area: "uplink", Verdict: v, Detail: detail}
 }
 
-// errNoSharing is returned on kernels whose IFBs drop what a BPF program redirects to them, as it
-// is not marked as redirected (drivers/net/ifb.c, ifb_xmit): 6.1 does so.
+// errNoSharing is returned on kernels where an IFB drops what a BPF program redirects to it, because
+// the packet is not marked as redirected (drivers/net/ifb.c, ifb_xmit): 6.1 does so.
 var errNoSharing = errors.New("what uplinks receive cannot be shared on this kernel: it needs tcx (6.6 or later)")
 
 // errNoHeader is the error of an uplink that cannot share what it receives.
 var errNoHeader = errors.New("its packets have no Ethernet header, as those of WireGuard, tun and PPP, and so no IFB can queue them; possible with: net.ingress.ceil alone, which veths hold")
 
-// directions lists both.
+// directions lists both directions.
 func directions() []Direction { return []Direction{Egress, Ingress} }
 
-// prefix begins the keys of a direction.
+// prefix returns the prefix of a direction's policy keys.
 func (way Direction) prefix() string {
 	if way == Egress {
 		return "net."
@@ -270,7 +270,7 @@ func (u *uplink) unheld(way Direction) error {
 	return u.hold(way).why
 }
 
-// plans are those of the uplinks, by index, in the directions in which tenants need them.
+// plans are the plans of the uplinks, by device index, in the directions in which tenants need them.
 type plans map[Direction]map[int]model.Plan
 
 // plans divides every uplink among the tenants. It changes nothing.
@@ -284,7 +284,7 @@ func (f *Traffic) plans() (all plans, err error) {
 			return nil, err
 		}
 	}
-	if len(all[Ingress]) == 0 { // nothing can be enforced there, see unkept
+	if len(all[Ingress]) == 0 { // there is nothing to enforce, see unkept
 		delete(all, Ingress)
 	} else if f.cfg.Ends.Filters() {
 		return nil, errNoSharing
@@ -302,8 +302,8 @@ func (f *Traffic) needed(way Direction) bool {
 	return false
 }
 
-// needs reports whether a tenant's due needs the uplinks. A ceil alone does not, unless packets pass
-// no veth that could hold it.
+// needs reports whether a tenant's due needs the uplinks. A ceil alone needs them only if packets pass
+// no veth that could enforce it.
 func (f *Traffic) needs(t *shaped, way Direction) bool {
 	n := t.due[way]
 	past := func(e container.End) bool { return unseen(e.Inside.Kind) }
@@ -313,10 +313,10 @@ func (f *Traffic) needs(t *shaped, way Direction) bool {
 	return asked(n)
 }
 
-// atUplinks reports whether ceils hold at uplinks only: see errNoSharing.
+// atUplinks reports whether only uplinks can enforce ceils: see errNoSharing.
 func (f *Traffic) atUplinks(way Direction) bool { return way == Egress && f.cfg.Ends.Filters() }
 
-// divide divides what the uplinks send or receive.
+// divide plans one direction of the uplinks.
 func (f *Traffic) divide(way Direction) (map[int]model.Plan, error) {
 	tenants := make([]model.Tenant, 0, len(f.shaped))
 	bounds, orders := false, false
@@ -331,13 +331,12 @@ func (f *Traffic) divide(way Direction) (map[int]model.Plan, error) {
 	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
 		u := f.uplinks[index]
 		l := u.hold(way).link
-		// Without a rate, only a ceil can be kept of what is received.
+		// Without a rate, only a ceil can be kept for received packets.
 		keeps := func(t model.Tenant) bool { return l.Rate > 0 || t.Ceil > 0 }
 		if l.Received && (!u.ether || !slices.ContainsFunc(tenants, keeps)) {
 			continue
 		}
-		// HFSC has deadlines, and no priorities; HTB can keep a latency too, at the price of an
-		// order.
+		// HFSC has deadlines, but no priorities. HTB can keep a latency too, but only by serving it first.
 		l.HFSC = f.hfsc && bounds && !orders
 		p, err := model.Compute(l, tenants)
 		if err != nil {
@@ -350,9 +349,9 @@ func (f *Traffic) divide(way Direction) (map[int]model.Plan, error) {
 
 const mbit = 1_000_000
 
-// Guarantees implements feature.Guarantor: what rates can be promised at every uplink, in Mbit/s. A
-// container may send by any of them, so the slowest counts, and nothing can be promised where the
-// rate of one is not known.
+// Guarantees implements feature.Guarantor: the rates that every uplink can promise, in Mbit/s. A
+// container may send by any uplink, so the slowest counts. If the rate of one is unknown, there is
+// nothing to promise.
 func (f *Traffic) Guarantees() (map[string]uint64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

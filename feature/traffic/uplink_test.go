@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// TestSeveralUplinks has a host with two, the second slower: each is divided by itself, and a rate
-// has to fit both.
+// TestSeveralUplinks has a host with two uplinks, the second one slower. Each is divided separately,
+// and a rate has to fit both.
 func TestSeveralUplinks(t *testing.T) {
 	h := newHost(t, gbit)
 	h.others = map[string]uint64{"nic1": 100 * mbit}
@@ -55,7 +55,7 @@ func TestSeveralUplinks(t *testing.T) {
 	}
 	before := state()
 
-	// What exceeds the slower one is refused, and changes neither.
+	// What exceeds the slower uplink is refused, and changes neither.
 	var r *model.Refusal
 	if err := h.apply(c, policy.Net{Rate: 96 * mbit}); !errors.As(err, &r) || !strings.Contains(err.Error(), "uplink nic1: rate refused") || state() != before {
 		t.Fatalf("%v\n%swas\n%s", err, state(), before)
@@ -101,7 +101,7 @@ func TestSeveralUplinks(t *testing.T) {
 		}
 	}
 
-	// One of them goes: the other is divided as before.
+	// After one uplink goes, the other is divided as before.
 	must(t, h.ns.Delete("nic1"))
 	testkit.Fails(t, "one of two has gone", h.apply(c, policy.Net{Rate: 96 * mbit}), "there is no uplink nic1")
 	if got := h.classes(); len(got) != 4 || got[uint16(h.slots.Lookup(c.TenantKey()))] != 96*mbit {
@@ -154,7 +154,7 @@ func unrated(t *testing.T) (*host, way) {
 	return h, way{box: box, c: c, to: "10.69.0.1", at: h.wire}
 }
 
-// The uplink's rate is unknown: a ceil, weight and priority hold all the same.
+// Without the uplink's rate, a ceil, a weight and a priority still hold.
 func TestCeilWithoutRate(t *testing.T) {
 	h, w := unrated(t)
 	h.start()
@@ -216,7 +216,7 @@ func TestUnkeptWithoutRate(t *testing.T) {
 	testkit.None(t, "in the end", h.journal.Entries())
 }
 
-// A host without hardware, like a container that has containers, has no uplink: only a ceil holds.
+// A host without hardware, such as a container that runs containers, has no uplink: only a ceil holds.
 func TestCeilWithoutUplink(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, 0)

@@ -4,7 +4,7 @@
 // attributes of a tenant in a BPF array indexed by slot, and those of a single container
 // in a Cgroups.
 //
-// It attaches nothing (package ends does) and reads no packet. Labels, images and
+// It attaches nothing (package hook does) and reads no packet. Labels, images and
 // addresses do not decide identity: the data comes from package container, which reads
 // it from the kernel. The agent makes one Identity.
 package identity

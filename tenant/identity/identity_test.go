@@ -58,8 +58,7 @@ func TestWanted(t *testing.T) {
 		// No member owns a namespace with host ends, nor the host's own.
 		Member{Devices: []Device{{host, 9, false, false}, {1, 4, false, false}}},
 		Member{Devices: []Device{{b, 2, false, false}, {b, 0, false, false}, {b, -1, false, false}, {0, 1, false, false}, {1 << 32, 1, true, true}}},
-		// Nor does a container make a namespace of its own the host's, even one that is mounted
-		// where the host's are.
+		// A container's own namespace is not the host's either, even if it is mounted where the host's are.
 		Member{Devices: []Device{{c, 7, true, false}}},
 		Member{Devices: []Device{{d, 7, true, true}}},
 		Member{Devices: []Device{{d, 2, false, false}}},
@@ -157,8 +156,8 @@ func says[K, V comparable](t *testing.T, when string, m *ebpf.Map, key K, want V
 	}
 }
 
-// Several features register one container, and each may forget its registration. The others stay,
-// and the slot stays until the last one has gone.
+// Several features register one container, and each may forget its registration. The others stay, and
+// so does the slot until the last one goes.
 func TestTell(t *testing.T) {
 	testkit.NeedRoot(t)
 	i, err := Open("/proc")

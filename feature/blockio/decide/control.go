@@ -15,70 +15,70 @@ import (
 
 // The states of a reservation.
 const (
-	StateIdle       = "idle"         // it asks for next to nothing
+	StateIdle       = "idle"         // it asks for almost nothing
 	StateMet        = "met"          // it gets what it has reserved
-	StateLess       = "asks less"    // it gets less, as it asks for no more
-	StateShort      = "short"        // it gets less than it asks for, and nothing is in the way
-	StateThrottled  = "throttled"    // it gets less, held back by its own limits
-	StateStolen     = "stolen"       // it gets less, as the hypervisor has the CPUs
-	StateContended  = "interference" // it gets less, and a container or the host is in the way
+	StateLess       = "asks less"    // it gets less, because it asks for less
+	StateShort      = "short"        // it gets less than it asks for, without interference
+	StateThrottled  = "throttled"    // it gets less, because of its own limits
+	StateStolen     = "stolen"       // it gets less, because the hypervisor has the CPUs
+	StateContended  = "interference" // it gets less, because of a container or the host
 	StateLost       = "lost"         // its disk has gone
-	StateBestEffort = "best effort"  // it has reserved nothing
+	StateBestEffort = "best effort"  // there is no reservation
 )
 
-// The thresholds of contention. The I_cpu of the paper is shown but does not decide: it
-// misses a container that waits after it is woken.
+// The thresholds of contention. The I_cpu of the paper is shown but does not decide, because it misses
+// a container that waits after it is woken.
 const (
-	enough      = 0.95 // part of a reservation that meets it
-	waitedShare = 0.05 // of the time, for CPUs on which others ran, more than usually
-	othersShare = 0.2  // of all waiting for CPUs, that others caused and not the container's own tasks
-	diskShare   = 0.1  // of a disk's capacity, that others take beyond what they have reserved
-	workShare   = 0.1  // of the time, that a CPU that serves the disk works for the network
-	stolenShare = 0.1  // of the time, that a hypervisor has one of the CPUs
-	busyShare   = 0.5  // of the time, that a container has requests under way
-	part        = 0.02 // of all waiting: a container that caused less is not in the way
-	least       = 1    // operations per second below which nothing is asked for
-	asked       = 0.25 // part of a reservation that a container has to ask for before anybody yields a CPU to it
-	mostWaiting = 0.95 // of the time, that waiting for CPUs is taken to have kept a container from asking
+	enough      = 0.95 // part of a reservation that counts as met
+	waitedShare = 0.05 // of the time: unusual waiting for CPUs on which others ran
+	othersShare = 0.2  // of all waiting for CPUs: the part that others caused, not the container's own tasks
+	diskShare   = 0.1  // of a disk's capacity: what others take beyond their reservations
+	workShare   = 0.1  // of the time: a CPU that serves the disk works for the network
+	stolenShare = 0.1  // of the time: a hypervisor has one of the CPUs
+	busyShare   = 0.5  // of the time: a container has requests in flight
+	part        = 0.02 // of all waiting: a container that caused less does not interfere
+	least       = 1    // operations per second: a container that does fewer asks for nothing
+	asked       = 0.25 // part of a reservation that a container must ask for before others yield a CPU to it
+	mostWaiting = 0.95 // of the time: the most that waiting for CPUs may count as the reason for asking less
 )
 
-// Standing is how a reservation stands.
+// Standing is the state of a reservation after a window.
 type Standing struct {
 	State    string
 	Since    time.Time
 	Evidence string
 	Culprit  container.ID
-	Mend     string // what would have it met; "": it is not missed
+	Mend     string // the remedy; "": the reservation is not missed
 
 	reserved api.BlockIOFigures
-	held     time.Duration // of the window, by its own limits
-	usual    time.Duration // that it waits for CPUs on which others run, for each request, while it is met
+	held     time.Duration // part of the window in which its own limits held it back
+	usual    time.Duration // its wait per request for CPUs on which others run, while it is met
 	known    bool          // usual is known
 }
 
-// Control decides what is done to containers in the way of reservations. It depends only on
-// the windows that it gets, and is not safe for concurrent use. The zero value is ready to use.
+// Control decides how to act on containers that interfere with reservations. It depends only on the
+// windows that it gets, and is not safe for concurrent use. The zero value is ready to use.
 type Control struct {
 	standing  map[Place]Standing
 	acting    map[container.ID]*acting
 	divisions map[Disk]*division
 	helps     map[container.ID]*helping
 	events    []api.BlockIOEvent
-	detailed  time.Time // a window last had details
-	starved   time.Time // a reservation was last missed, and its container stalled
+	detailed  time.Time // the last window with details
+	starved   time.Time // the last window in which a container missed a reservation and stalled
 }
 
 // maxEvents limits the events between two calls of TakeEvents.
 const maxEvents = 256
 
-// Adopt continues what an earlier agent has done to a container since a time of day. It counts
-// as needed at now.
+// Adopt continues an earlier agent's action on a container, in force since a time of day. The action
+// counts as last needed at now.
 func (c *Control) Adopt(id container.ID, y policy.Yield, reason string, since, now time.Time) {
 	c.make()
 	c.acting[id] = &acting{Action: Action{Yield: y, Reason: reason, Since: since}, needed: now, changed: now, hold: holdTime}
 }
 
-// Standings returns how each reservation stands after the last window.
+// Standings returns the state of each reservation after the last window.
 func (c *Control) Standings() map[Place]Standing { return maps.Clone(c.standing) }
 
 // TakeEvents returns the events since its last call, at most the latest maxEvents.
@@ -95,7 +95,7 @@ func (c *Control) make() {
 	}
 }
 
-// Next takes a window into account. A window without a length is not judged.
+// Next processes a window. It ignores a window without length.
 func (c *Control) Next(w Window) {
 	c.make()
 	if w.Length <= 0 {
@@ -116,15 +116,15 @@ func (c *Control) Next(w Window) {
 	c.ease(w)
 }
 
-// stand judges one reservation, and acts on it.
+// stand judges one reservation, and acts on the result.
 func (c *Control) stand(w Window, d Demand, at Place) {
 	old := c.standing[at]
 	now := Standing{State: StateMet, reserved: d.Reserved, held: d.Waited[Quota] + d.Waited[Realtime]}
 	if old.reserved == d.Reserved {
-		now.usual, now.known = old.usual, old.known // else it was not this that was met so
+		now.usual, now.known = old.usual, old.known // the usual wait belongs to this reservation alone
 	}
-	// What holds it back for as long as a window, as its real-time budget may, ends in every other
-	// one.
+	// A limit that holds it back for as long as a window, as its real-time budget may, can end in every
+	// other window only.
 	held := max(now.held, (now.held+old.held)/2)
 	act := func() {}
 	reads, writes := d.missed(w)
@@ -136,7 +136,7 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 	switch {
 	case d.total() < least:
 		now.State = StateIdle
-	case old.State == StateIdle: // it has begun within the window
+	case old.State == StateIdle: // it began within the window
 	case !reads && !writes:
 		c.content(w, d)
 		if w.Detailed {
@@ -152,7 +152,7 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 		if now.held == 0 {
 			now.Evidence, now.Mend = old.Evidence, old.Mend
 		}
-		if c.helpOf(d.Container).level == policy.HelpRealtime && d.Waited[Realtime] > d.Waited[Quota] { // the budget of its help
+		if c.helpOf(d.Container).level == policy.HelpRealtime && d.Waited[Realtime] > d.Waited[Quota] { // its help's budget is too small
 			now.Mend, act = "", func() { c.assist(w, d) }
 		}
 	case d.Waited[Stolen] >= time.Duration(stolenShare*float64(w.Length)) && d.Waited[Stolen] > sum(waits):
@@ -222,15 +222,15 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 		}
 		v.again = v.again || c.capped(d.Container, d.Disk) && c.misses(d.Container, d.Disk)
 	}
-	for id, a := range c.acting { // whoever is held back, it is of use while this one has to do
+	for id, a := range c.acting { // whichever container is held back, that is useful as long as this reservation needs it
 		if a.released.IsZero() && now.State == StateContended && (d.Waited[id] > 0 || w.Neighbours[id].IO[d.Disk] != (api.BlockIOFigures{})) {
 			a.needed = w.Taken
 		}
 	}
 }
 
-// met brings what a container usually waits for each request up to date: at once where it
-// waits less, and slowly where it waits more, which may be interference that begins.
+// met updates the usual wait per request: down at once, but up only slowly, because a longer wait may
+// be the beginning of interference.
 func (s *Standing) met(wait time.Duration) {
 	if s.known && wait > s.usual {
 		wait = s.usual + (wait-s.usual)/16
@@ -238,7 +238,7 @@ func (s *Standing) met(wait time.Duration) {
 	s.usual, s.known = wait, true
 }
 
-// heldBy says which of its own limits held it back, and what would mend that.
+// heldBy returns which of the container's own limits held it back, and the remedy.
 func (d Demand) heldBy(w Window) (evidence, mend string) {
 	if own := d.Waited[Realtime]; own > d.Waited[Quota] {
 		return fmt.Sprintf("%s; its I/O waited %s in each second as its real-time budget was used up", d.shortfall(), perSecond(own, w)),
@@ -281,15 +281,15 @@ func sum[N time.Duration | float64](of map[container.ID]N) (n N) {
 	return n
 }
 
-// byShare sorts containers by what they have, the most first.
+// byShare sorts containers by their value, the largest first.
 func byShare[N time.Duration | float64](of map[container.ID]N) []container.ID {
 	return slices.SortedFunc(maps.Keys(of), func(a, b container.ID) int {
 		return cmp.Or(cmp.Compare(of[b], of[a]), cmp.Compare(a, b))
 	})
 }
 
-// first is who has most of it. That is a container, unless the host alone has more than
-// all of them: kernel threads work on behalf of containers.
+// first returns the container with the largest value. It returns the host only if the host has more
+// than all containers together, because kernel threads work on behalf of containers.
 func first[N time.Duration | float64](of map[container.ID]N) container.ID {
 	order := byShare(of)
 	if len(order) > 1 && order[0] == System && of[System] <= sum(of)/2 {
@@ -298,18 +298,18 @@ func first[N time.Duration | float64](of map[container.ID]N) container.ID {
 	return order[0]
 }
 
-// perSecond says how long in each second of a window.
+// perSecond converts a duration in a window to one per second.
 func perSecond(d time.Duration, w Window) time.Duration {
 	return time.Duration(float64(d) / w.Length.Seconds()).Round(time.Millisecond)
 }
 
-// missed reports whether a reservation does not hold: more is asked for than is given.
+// Missed reports whether a reservation does not hold: its container asks for more than it gets.
 func (s Standing) Missed() bool {
 	return !slices.Contains([]string{"", StateMet, StateIdle, StateLess}, s.State)
 }
 
-// mend says what would have a reservation met, or what is done about it, after the actions
-// of this window.
+// mend returns the remedy for a missed reservation, or the action that is being taken, after the
+// actions of this window.
 func (c *Control) mend(w Window, d Demand, s Standing) string {
 	switch h := c.helpOf(d.Container); {
 	case h.lack != "" && s.State == StateContended:
@@ -320,7 +320,7 @@ func (c *Control) mend(w Window, d Demand, s Standing) string {
 	return c.mendOthers(w, d, s)
 }
 
-// mendOthers is mend, without what may be done for the container itself.
+// mendOthers is mend without the help for the container itself.
 func (c *Control) mendOthers(w Window, d Demand, s Standing) string {
 	own := d.Waited[d.Container] >= time.Duration(waitedShare*float64(w.Length))
 	switch {

@@ -26,7 +26,7 @@ var disk = Disk{Major: 7, Minor: 0}
 
 func second(n int) time.Time { return time.Unix(started+int64(n), 0) }
 
-// window is one in which the victim has reserved 1000 reads.
+// window returns a window in which the victim has reserved 1000 reads per second.
 func window(at int, change change) Window {
 	d := Demand{
 		Container: victim, Name: "db", Disk: disk, Reserved: api.BlockIOFigures{ReadIOPS: 1000},
@@ -52,18 +52,18 @@ func slow(d *Demand) {
 	d.Achieved, d.Under = api.BlockIOFigures{ReadIOPS: 300, ReadBytes: 300 * SmallRequest}, 600*ms
 }
 
-// change is what a window differs in from one in which the victim gets what it has reserved.
+// change is a difference from a window in which the victim's reservation is met.
 type change = func(*Demand, map[container.ID]Neighbour)
 
-// by says for whom or what the victim waited, and for how long.
+// by is how long the victim waited, by culprit.
 type by = map[container.ID]time.Duration
 
-// robbed has the victim get less than it has reserved, and wait for CPUs.
+// robbed makes the victim miss its reservation while it waits for CPUs.
 func robbed(waited by) change {
 	return func(d *Demand, _ map[container.ID]Neighbour) { slow(d); maps.Copy(d.Waited, waited) }
 }
 
-// hogged has it wait for its disk for so long, while another does so many reads a second at a disk.
+// hogged makes it wait for its disk for so long, while another does that many reads a second at a disk.
 func hogged(under time.Duration, who container.ID, at Disk, reads uint64) change {
 	return func(d *Demand, ns map[container.ID]Neighbour) {
 		slow(d)
@@ -71,7 +71,7 @@ func hogged(under time.Duration, who container.ID, at Disk, reads uint64) change
 	}
 }
 
-// asking has it get so many reads a second, with requests under way for so long.
+// asking gives it that many reads per second, with requests in flight for some time.
 func asking(reads uint64, under time.Duration, waited by) change {
 	return func(d *Demand, _ map[container.ID]Neighbour) {
 		d.Achieved, d.Under = api.BlockIOFigures{ReadIOPS: reads, ReadBytes: reads * SmallRequest}, under
@@ -93,9 +93,9 @@ func of(alter func(*Demand)) change {
 	return func(d *Demand, _ map[container.ID]Neighbour) { alter(d) }
 }
 
-// Interference is declared only when a reservation is missed and contention with a container
-// is seen; and nothing is done to who has a reservation, or does not yield. What would mend it
-// depends on who is in the way, and on what was done. All that needs no known capacity.
+// Interference is declared only if a reservation is missed and contention with a container shows.
+// Containers that have a reservation, or do not yield, are left alone. The remedy depends on the
+// culprit and on the actions so far. None of that needs a known capacity.
 func TestStanding(t *testing.T) {
 	pressed := of(func(d *Demand) { d.Pressure = 630 * ms })
 	const pressure = "63% of the time (cpu.pressure)"
@@ -105,7 +105,7 @@ func TestStanding(t *testing.T) {
 		state   string
 		culprit container.ID
 		acts    container.ID // 0: none
-		says    string       // of what is evident, or would mend it
+		says    string       // part of the evidence, or of the remedy
 	}{
 		{"met", nil, StateMet, 0, 0, ""},
 		{"met beside burners", of(func(d *Demand) { d.Waited[burner] = 900 * ms }), StateMet, 0, 0, ""},
@@ -156,7 +156,7 @@ func TestStanding(t *testing.T) {
 			if _, acts := actions[c.acts]; acts != (c.acts != 0) || len(actions) > 0 && c.acts == 0 {
 				t.Errorf("%s%s: actions %+v, want one on %v", c.name, what, actions, c.acts)
 			}
-			for _, e := range control.events { // also not for a moment
+			for _, e := range control.events { // not even for a moment
 				if e.What == "action" && c.acts == 0 {
 					t.Errorf("%s%s: %+v", c.name, what, e)
 				}
@@ -168,8 +168,8 @@ func TestStanding(t *testing.T) {
 	}
 }
 
-// What a container waits for CPUs while it is met, it usually waits: a disk that has become
-// slower is no interference. A window in which it has begun says nothing.
+// The wait for CPUs while a reservation is met is the usual one, so a slower disk is no interference. A
+// window in which the container begins does not count.
 func TestUsual(t *testing.T) {
 	reads := func(n uint64, waited time.Duration) change { return asking(n, 600*ms, by{burner: waited}) }
 	more := and(reads(1000, 90*ms), of(func(d *Demand) { d.Reserved.ReadIOPS = 2000 }))
@@ -180,13 +180,13 @@ func TestUsual(t *testing.T) {
 	}{
 		{reads(1000, 100*ms), StateMet},
 		{reads(800, 80*ms), StateShort},
-		{reads(800, 125*ms), StateShort}, // 45 ms more than usually
+		{reads(800, 125*ms), StateShort}, // 45 ms more than usual
 		{reads(800, 135*ms), StateContended},
 		{reads(960, 260*ms), StateMet}, // it begins within the window
 		{reads(800, 200*ms), StateContended},
 		{reads(1000, 50*ms), StateMet},
-		{reads(800, 100*ms), StateContended}, // usually it is half of that now
-		{more, StateContended},               // what was usual is so no more
+		{reads(800, 100*ms), StateContended}, // half of that is usual now
+		{more, StateContended},               // the usual wait has changed
 		{reads(0, 0), StateIdle},
 		{reads(500, 500*ms), StateMet}, // it has begun
 		{reads(500, 500*ms), StateContended},
@@ -198,8 +198,8 @@ func TestUsual(t *testing.T) {
 	}
 }
 
-// The least that helps is done, then more; it ends when it is not needed any more, and
-// lasts longer when it is needed again at once.
+// The smallest action comes first, then more. It ends when it is no longer needed, and lasts longer if
+// it is needed again at once.
 func TestLadder(t *testing.T) {
 	var control Control
 	robbed := robbed(by{burner: 600 * ms})
@@ -221,16 +221,16 @@ func TestLadder(t *testing.T) {
 	expect(41, nil, policy.YieldIdle)
 	expect(99, nil, policy.YieldIdle)
 	expect(100, nil, "") // twice as long
-	// Policy takes back its leave.
+	// Policy withdraws its permission.
 	expect(300, robbed, policy.YieldIdle)
 	expect(301, func(d *Demand, ns map[container.ID]Neighbour) {
 		robbed(d, ns)
 		ns[burner] = Neighbour{Name: "burner", Yield: policy.YieldOff}
 	}, "")
-	// It ends.
+	// The container ends.
 	expect(302, robbed, policy.YieldIdle)
 	expect(303, func(_ *Demand, ns map[container.ID]Neighbour) { delete(ns, burner) }, "")
-	// It reserves something itself.
+	// The culprit gets a reservation.
 	expect(304, robbed, policy.YieldIdle)
 	expect(305, func(d *Demand, ns map[container.ID]Neighbour) {
 		robbed(d, ns)
@@ -243,8 +243,8 @@ func TestLadder(t *testing.T) {
 	testkit.Same(t, "events", "interference action action over release interference", strings.Join(what[:6], " "))
 }
 
-// What an earlier agent did, however long ago, goes on for as long as if it had been needed
-// last, and also while not all containers are known.
+// An earlier agent's action, however old, lasts as if it had just been needed, even before all
+// containers are known.
 func TestAdopted(t *testing.T) {
 	var control Control
 	control.Adopt(burner, policy.YieldIdle, "an earlier agent decided so", second(0).Add(-time.Hour), second(0))
@@ -261,12 +261,12 @@ func TestAdopted(t *testing.T) {
 	}
 }
 
-// crowded is a window in which the hog does so many reads a second, and the victim waits
-// for the disk.
+// crowded is a window in which the hog does that many reads per second, and the victim waits for the
+// disk.
 func crowded(rate uint64) change { return hogged(900*ms, hog, disk, rate) }
 
-// A cap is what the capacity leaves, then half of that until the reservation is met, and is
-// raised in steps while it is. A step too far is taken back, and the next one comes later.
+// A cap is at first what the capacity leaves. It is halved until the reservation is met, and then rises
+// in steps. A step that goes too far is undone, and the next one comes later.
 func TestCaps(t *testing.T) {
 	var control Control
 	for _, x := range []struct {
@@ -280,7 +280,7 @@ func TestCaps(t *testing.T) {
 		{3, 9, nil, 1800},
 		{10, 17, nil, 2800}, // 7.5 s after it was last needed
 		{18, 19, nil, 3800},
-		{20, 20, crowded(3800), 2800}, // taken back
+		{20, 20, crowded(3800), 2800}, // undone
 		{21, 34, nil, 2800},           // 15 s
 		{35, 49, nil, 3800},
 		{50, 64, nil, 4800},
@@ -302,7 +302,7 @@ func TestCaps(t *testing.T) {
 		t.Errorf("the last event is %+v", e)
 	}
 
-	// Policy takes back its leave, or nothing is reserved any more: all caps end at once.
+	// When policy withdraws its permission, or nothing is reserved any more, all caps end at once.
 	for what, change := range map[string]func(*Window){
 		"leave": func(w *Window) {
 			w.Neighbours[hog] = Neighbour{Name: "hog", IO: w.Neighbours[hog].IO}
@@ -325,8 +325,8 @@ func TestCaps(t *testing.T) {
 	}
 }
 
-// The order of least harm at a disk: the weight where the disk divides by it, then caps. And
-// who is not to be helped by CPUs is helped at the disk.
+// On a disk, the weight comes first if the disk divides by weight, then caps. If CPUs cannot help a
+// container, the disk can.
 func TestOrderAtDisk(t *testing.T) {
 	var control Control
 	for at := range 6 {
@@ -346,7 +346,7 @@ func TestOrderAtDisk(t *testing.T) {
 			t.Errorf("after %d s: %+v", at, actions)
 		}
 	}
-	// Where there is no room for both by the disk's capacity, CPUs come second.
+	// If the disk's capacity has no room for both, CPUs come second.
 	control = Control{}
 	for at := range 2 {
 		control.Next(window(at, and(crowded(9000), of(func(d *Demand) { d.Waited[burner] = 600 * ms }))))
@@ -355,7 +355,7 @@ func TestOrderAtDisk(t *testing.T) {
 			t.Errorf("a full disk, after %d s: %+v", at, actions)
 		}
 	}
-	// Nor by those on whom nothing may be done.
+	// The host cannot yield CPUs, so the disk comes first.
 	control = Control{}
 	control.Next(window(0, and(crowded(8000), of(func(d *Demand) { d.Waited[System] = 600 * ms }))))
 	if _, capped := control.Actions()[hog].Caps[disk]; !capped {
@@ -373,7 +373,7 @@ func TestWindowWithoutLength(t *testing.T) {
 	}
 }
 
-// A budget of a second is used up for so long that no wait for it may end within a window.
+// A budget per second can be used up for so long that no wait for it ends within a window.
 func TestHeldForLong(t *testing.T) {
 	var control Control
 	for at, held := range []time.Duration{900 * ms, 0, 1800 * ms, 0, 0, 0} {

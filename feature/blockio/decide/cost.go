@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// The sizes of requests where only operations or only bytes are given. Operations have the size
-// that capacities are measured with. Bytes come in requests as large as most disks take.
+// The assumed sizes of requests if only operations or only bytes are given. Operations have the size by
+// which capacities are measured. Bytes come in requests of the largest size that most disks accept.
 const (
 	SmallRequest = 4 << 10
 	largeRequest = 128 << 10
@@ -23,9 +23,9 @@ const (
 // UsualHeadroom is the default part of a capacity that cannot be reserved.
 const UsualHeadroom = 0.1
 
-// Capacity is what a disk can do of each kind alone: small requests at random places, and
-// bytes in large ones, as many at once as give the most. The cost of a request is linear in
-// its size, as in the kernel's iocost (block/blk-iocost.c): a base and a part for its bytes.
+// Capacity is what a disk can do of each kind alone: small requests at random places, and bytes in
+// large requests, at the queue depth that gives the most. The cost of a request is linear in its size,
+// as in the kernel's iocost (block/blk-iocost.c): a base plus a part for its bytes.
 type Capacity struct {
 	api.BlockIOFigures
 	Headroom float64
@@ -33,10 +33,10 @@ type Capacity struct {
 	Realtime Profile `json:",omitempty"`
 
 	Depth1   api.BlockIOFigures `json:"depth_1,omitzero"`  // operations, one request at a time; 0: not known
-	Depth    int                `json:"depth,omitempty"`   // requests at once that gave the most; 0: not measured
-	Seconds  float64            `json:"seconds,omitempty"` // for which each figure was measured
+	Depth    int                `json:"depth,omitempty"`   // queue depth that gave the most; 0: not measured
+	Seconds  float64            `json:"seconds,omitempty"` // duration of the measurement of each figure
 	Recorded time.Time          `json:"recorded,omitzero"` // when it was measured or given
-	Seen     api.BlockIOFigures `json:"seen,omitzero"`     // the most of each that was done within a second by all together
+	Seen     api.BlockIOFigures `json:"seen,omitzero"`     // the highest rates of all I/O together within a second
 
 	assumed bool
 }
@@ -44,7 +44,7 @@ type Capacity struct {
 // Known reports whether the capacity was measured or given.
 func (c Capacity) Known() bool { return (c.ReadIOPS > 0 || c.WriteIOPS > 0) && !c.assumed }
 
-// Basis describes where the figures come from.
+// Basis describes the source of the figures.
 func (c Capacity) Basis() string {
 	when := ""
 	if !c.Recorded.IsZero() {
@@ -60,8 +60,8 @@ func (c Capacity) Basis() string {
 		when, c.Seconds, c.Depth)
 }
 
-// OrAssumed returns the capacity, or in place of one that is not known the one by which I/O
-// is compared until it is: what has been done at once, or is reserved, if that is more.
+// OrAssumed returns the capacity if it is known. Otherwise it returns an assumed one, by which I/O can
+// be compared: the highest rates seen, or what is reserved, if that is more.
 func (c Capacity) OrAssumed(reserved api.BlockIOFigures) Capacity {
 	if c.Known() {
 		return c
@@ -75,8 +75,8 @@ func (c Capacity) OrAssumed(reserved api.BlockIOFigures) Capacity {
 	return out
 }
 
-// requests says how many requests figures need under way at once, by what the disk does with
-// one under way. ok is false where that was not measured.
+// requests returns the queue depth that figures need, from the disk's rates at depth 1. ok is false if
+// those were not measured.
 func (c Capacity) requests(f api.BlockIOFigures) (n float64, ok bool) {
 	for _, x := range []struct{ ops, one uint64 }{{f.ReadIOPS, c.Depth1.ReadIOPS}, {f.WriteIOPS, c.Depth1.WriteIOPS}} {
 		switch {
@@ -90,10 +90,10 @@ func (c Capacity) requests(f api.BlockIOFigures) (n float64, ok bool) {
 	return n, true
 }
 
-// share returns the part of the capacity (1 is all of it) that operations and bytes per
-// second in one direction take. Without bytes, the operations are small requests; without
-// operations, the bytes come in large ones. If mostBytes is 0, the capacity in bytes is
-// not known, and the size of requests does not count.
+// share returns the part of the capacity (1 is all of it) that operations and bytes per second in one
+// direction take. Without bytes, the operations are small requests; without operations, the bytes come
+// in large ones. If mostBytes is 0, the capacity in bytes is unknown, and share ignores the size of
+// requests.
 func share(ops, bytes float64, mostOps, mostBytes uint64) float64 {
 	if ops == 0 && bytes == 0 {
 		return 0
@@ -101,7 +101,7 @@ func share(ops, bytes float64, mostOps, mostBytes uint64) float64 {
 	if ops == 0 {
 		ops = bytes / largeRequest
 	}
-	bytes = max(bytes, ops*SmallRequest) // a request costs no less for being smaller
+	bytes = max(bytes, ops*SmallRequest) // a smaller request costs no less
 	if mostOps == 0 {
 		return unaffordable
 	}
@@ -113,13 +113,13 @@ func share(ops, bytes float64, mostOps, mostBytes uint64) float64 {
 	return ops*base + bytes*perByte
 }
 
-// rounding is the share by which sums of shares may be off.
+// rounding is the rounding error allowed in sums of shares.
 const rounding = 1e-9
 
-// unaffordable is the share of figures in a direction for which the disk has no capacity.
+// unaffordable is the share of figures in a direction in which the disk has no capacity.
 const unaffordable = 1e9
 
-// Share returns the part of the capacity that figures take, in all and by direction.
+// Share returns the part of the capacity that figures take, in total and by direction.
 func (c Capacity) Share(f api.BlockIOFigures) (all, reads, writes float64) {
 	reads = share(float64(f.ReadIOPS), float64(f.ReadBytes), c.ReadIOPS, c.ReadBytes)
 	writes = share(float64(f.WriteIOPS), float64(f.WriteBytes), c.WriteIOPS, c.WriteBytes)
@@ -129,14 +129,14 @@ func (c Capacity) Share(f api.BlockIOFigures) (all, reads, writes float64) {
 // free returns the part of the capacity that may be reserved.
 func (c Capacity) free() float64 { return 1 - c.Headroom }
 
-// Halves returns the operations per second that can be reserved if reads take one half of what can
-// be reserved, and writes the other. known is false if the capacity is not.
+// Halves returns the operations per second that can be reserved if reads take one half of the free
+// part, and writes the other. known is false if the capacity is unknown.
 func (c Capacity) Halves() (f api.BlockIOFigures, known bool) {
 	half := c.free() / 2
 	return api.BlockIOFigures{ReadIOPS: uint64(half * float64(c.ReadIOPS)), WriteIOPS: uint64(half * float64(c.WriteIOPS))}, c.Known()
 }
 
-// Check returns an error if the capacity makes no sense. One that is not known may have been seen.
+// Check returns an error if the capacity makes no sense. An unknown capacity may still have Seen.
 func (c Capacity) Check() error {
 	f := c.BlockIOFigures
 	if (f == api.BlockIOFigures{} && c.Seen != api.BlockIOFigures{}) {
@@ -165,7 +165,7 @@ func (c Capacity) Check() error {
 	return c.Realtime.check()
 }
 
-// The bounds of figures, as those of policy.
+// The bounds of figures, equal to those of policy.
 const (
 	maxIOPS  = 100_000_000
 	maxBytes = 1 << 40
@@ -179,18 +179,18 @@ type Holder struct {
 	Figures   api.BlockIOFigures
 }
 
-// Refusal is why a reservation is not admitted.
+// Refusal is the error for a reservation that does not fit.
 type Refusal struct {
 	Device  string
 	Want    float64 // share of the capacity
 	Left    float64
-	Reads   uint64 // what of small requests is left, of either alone
+	Reads   uint64 // small requests that still fit, of one direction alone
 	Writes  uint64
 	Holders []Holder // the largest first
 	shares  []float64
 }
 
-// Error names what is left and who holds the rest.
+// Error says how much is left, and who holds the rest.
 func (r *Refusal) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s has %.1f%% of its capacity left (%d read or %d write operations per second), and ", r.Device, 100*r.Left, r.Reads, r.Writes)
@@ -209,8 +209,8 @@ func (r *Refusal) Error() string {
 	return b.String()
 }
 
-// Admit returns a *Refusal unless a disk has room for want beside what others hold. It admits
-// anything at a disk of unknown capacity.
+// Admit returns a *Refusal unless want fits on a disk beside the reservations of others. It admits
+// anything on a disk of unknown capacity.
 func Admit(device string, c Capacity, others []Holder, want api.BlockIOFigures) error {
 	if !c.Known() {
 		return nil
@@ -241,21 +241,21 @@ func Admit(device string, c Capacity, others []Holder, want api.BlockIOFigures) 
 // The ways in which a reservation is admitted.
 const (
 	AdmissionVerified   = "verified"   // the disk's capacity, measured or given, has room for it
-	AdmissionSeen       = "seen"       // the capacity is not known, but the disk has done at once as much as is reserved
-	AdmissionUnverified = "unverified" // it is not known whether the disk can do that
-	AdmissionExceeded   = "exceeded"   // the capacity was given or measured later, and is less than what is reserved
+	AdmissionSeen       = "seen"       // the capacity is not known, but the disk was once seen to do as much as is reserved
+	AdmissionUnverified = "unverified" // no one knows whether the disk can do it
+	AdmissionExceeded   = "exceeded"   // a capacity given or measured later is less than what is reserved
 )
 
 // Admission is how a reservation is admitted.
 type Admission struct {
 	How  string
-	Text string // what to know and to do about it; may be empty
+	Text string // explanation and advice; may be empty
 }
 
-// Limit is what a disk did while its reservations were missed and nothing was in the way.
+// Limit is what a disk did while its reservations were missed without interference.
 type Limit struct {
 	Did   api.BlockIOFigures
-	Depth float64 // average number of requests under way
+	Depth float64 // average number of requests in flight
 	Taken time.Time
 }
 
@@ -267,8 +267,8 @@ func (l Limit) text() string {
 	return fmt.Sprintf("; while nobody was in the way, it did %s, with %.1f requests under way on average, and that was less than is reserved", countText(l.Did), l.Depth)
 }
 
-// Admission returns how a container's own figures are admitted at a disk, if all figures
-// reserved there, its own included, come to all.
+// Admission returns the admission of a container's own figures on a disk, where all is the sum of the
+// reservations there, its own included.
 func (c Capacity) Admission(device string, own, all api.BlockIOFigures, l Limit) Admission {
 	if c.Known() {
 		if share, _, _ := c.Share(all); share > c.free()+rounding {
@@ -292,10 +292,10 @@ func (c Capacity) Admission(device string, own, all api.BlockIOFigures, l Limit)
 	return Admission{AdmissionUnverified, fmt.Sprintf("nobody has measured what %s can do: %s are reserved of it in all, and %s%s; %s", device, countText(all), done, l.text(), verify)}
 }
 
-// counted says what the figures of each count.
+// counted names the unit of each figure.
 var counted = [...]string{"reads", "writes", "bytes read", "bytes written"}
 
-// each returns figures one by one.
+// each returns pointers to the figures, in the order of counted.
 func each(f *api.BlockIOFigures) [len(counted)]*uint64 {
 	return [...]*uint64{&f.ReadIOPS, &f.WriteIOPS, &f.ReadBytes, &f.WriteBytes}
 }
@@ -323,8 +323,8 @@ func Plus(a, b api.BlockIOFigures) api.BlockIOFigures {
 	}
 }
 
-// See records what was done within a second. It reports whether a figure has grown by enough
-// to be worth writing to a file: by an eighth of the way to twice as much, on a log scale.
+// See records the rates within a second. It reports whether a figure has grown enough to be worth a
+// write to the file: to the next of eight steps per doubling, on a log scale.
 func (c *Capacity) See(n api.BlockIOFigures) (more bool) {
 	most := [...]uint64{maxIOPS, maxIOPS, maxBytes, maxBytes}
 	for i, seen := range each(&c.Seen) {
@@ -338,17 +338,17 @@ func (c *Capacity) See(n api.BlockIOFigures) (more bool) {
 	return more
 }
 
-// Limits are what disks did that are short of their reservations, by disk.
+// Limits holds what disks did that fell short of their reservations, by disk.
 type Limits map[Disk]Limit
 
-// Note updates the limits after a window. standings says how the reservations stand after it.
-// did is what all containers and the host did at each disk.
+// Note updates the limits after a window, with the standings after it. did is the I/O of all containers
+// and the host, by disk.
 func (limits Limits) Note(w Window, standings map[Place]Standing, did map[Disk]api.BlockIOFigures) {
 	type sums struct {
 		did, due api.BlockIOFigures
 		under    time.Duration
 		short    bool // a reservation is missed, and its container waited for the disk
-		other    bool // something else may be the reason
+		other    bool // the miss may have another cause
 	}
 	at := make(map[Disk]*sums)
 	for _, d := range w.Demands {
@@ -374,7 +374,7 @@ func (limits Limits) Note(w Window, standings map[Place]Standing, did map[Disk]a
 		}
 		switch l := limits[disk]; {
 		case share >= enough*due, !s.short && operations(s.did) > operations(l.Did):
-			delete(limits, disk) // the disk does what is reserved
+			delete(limits, disk) // the disk does what is reserved, or more than the limit says
 		case s.short && !s.other && (l.Taken.IsZero() || operations(s.did) > operations(l.Did)):
 			limits[disk] = Limit{s.did, s.under.Seconds() / w.Length.Seconds(), w.Taken}
 		}

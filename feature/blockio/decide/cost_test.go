@@ -22,7 +22,7 @@ func TestShare(t *testing.T) {
 		{api.BlockIOFigures{ReadIOPS: 1000}, 0.1},
 		{api.BlockIOFigures{WriteIOPS: 1000}, 0.2},
 		{api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}, 0.3},
-		{api.BlockIOFigures{WriteIOPS: 1000, WriteBytes: 1 << 30}, 0.2}, // in bytes it is not known
+		{api.BlockIOFigures{WriteIOPS: 1000, WriteBytes: 1 << 30}, 0.2}, // the capacity in bytes is unknown
 		// 100 MiB/s in 800 requests of 128 KiB: a quarter for the bytes, and 800 bases of 1/10000
 		// less 4 KiB's part.
 		{api.BlockIOFigures{ReadBytes: 100 << 20}, 0.25 + 800*(1e-4-1.0/102400)},
@@ -48,7 +48,7 @@ func TestAdmit(t *testing.T) {
 		{c, holders, api.BlockIOFigures{ReadIOPS: 500}, ""},
 		{c, holders, api.BlockIOFigures{ReadIOPS: 400, WriteIOPS: 50}, ""},
 		{c, holders, api.BlockIOFigures{ReadIOPS: 400, WriteIOPS: 51}, `has 50.0% of its capacity left (500 read or 250 write operations per second), and 50.2% are asked for; "b" (2) holds 30.0%; "a" (1) holds 10.0%`},
-		{Capacity{}, holders, api.BlockIOFigures{ReadIOPS: 1 << 20, WriteBytes: 1}, ""}, // nobody knows
+		{Capacity{}, holders, api.BlockIOFigures{ReadIOPS: 1 << 20, WriteBytes: 1}, ""}, // the capacity is unknown
 		{c, nil, api.BlockIOFigures{ReadBytes: 4096}, "in bytes per second is not known"},
 	} {
 		err := Admit("/dev/x", x.c, x.others, x.want)
@@ -56,8 +56,8 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// A reservation of a disk of unknown capacity is admitted, and what is said of it
-// follows from what the disk was seen to do.
+// A reservation of a disk of unknown capacity is admitted. Its text depends on what the disk was seen
+// to do.
 func TestAdmission(t *testing.T) {
 	short := Limit{Did: reads(700), Depth: 9.26, Taken: second(1)}
 	for _, x := range []struct {
@@ -90,7 +90,7 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// What is compared where nothing is known is what was seen or is reserved, never zero.
+// Without a known capacity, I/O is compared with what was seen or is reserved, never with zero.
 func TestOrAssumed(t *testing.T) {
 	seen := api.BlockIOFigures{ReadIOPS: 2000, ReadBytes: 100 << 20}
 	c := Capacity{Seen: seen}.OrAssumed(api.BlockIOFigures{ReadIOPS: 500, WriteBytes: 1 << 30})
@@ -105,7 +105,7 @@ func TestOrAssumed(t *testing.T) {
 	}
 }
 
-// The most of each is kept, and a file is written for it in steps only.
+// The highest rate of each kind is kept. The file is written only at each step.
 func TestSee(t *testing.T) {
 	var c Capacity
 	writes := 0
@@ -131,8 +131,8 @@ func unmeasured(at int, change change) Window {
 	return w
 }
 
-// Who has one request under way at a time, and gets what the disk does of these, is in
-// nobody's way and has nobody in its own.
+// A container that has one request in flight at a time, and gets what the disk can do that way, neither
+// interferes nor suffers interference.
 func TestOneAtATime(t *testing.T) {
 	for _, x := range []struct {
 		name  string
@@ -162,8 +162,8 @@ func TestOneAtATime(t *testing.T) {
 	}
 }
 
-// What a disk does while its reservations are missed and nobody is in the way is told, until
-// it does more.
+// What a disk does while its reservations are missed without interference is reported, until it does
+// more.
 func TestLimit(t *testing.T) {
 	var control Control
 	limits := make(Limits)
@@ -191,7 +191,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// What is offered as reads and what is offered as writes can be reserved together.
+// What is offered as reads and as writes can be reserved together.
 func TestHalves(t *testing.T) {
 	c := Capacity{BlockIOFigures: api.BlockIOFigures{ReadIOPS: 20001, WriteIOPS: 9999}, Headroom: 0.1}
 	got, known := c.Halves()

@@ -15,31 +15,31 @@ import (
 )
 
 const (
-	aim    = 1.1 // of a reservation, which others leave it: what a container gets differs from second to second
-	MinCap = 16  // operations per second and direction that a container keeps
-	steps  = 8   // number of steps in which caps are raised until they bind no container
+	aim    = 1.1 // others leave a container this many times its reservation: rates vary from second to second
+	MinCap = 16  // operations per second and direction that a capped container keeps
+	steps  = 8   // number of steps in which caps rise until they bind no container
 )
 
-// division is how a disk is shared out while a reservation of it is, or lately was, missed.
-// All amounts are shares of the disk's capacity. What is usable goes to the reservations
-// first. What is left is divided among the containers that want more than they have reserved,
-// or have reserved nothing. A container that wants more than its part is capped.
+// division shares out a disk while a reservation of it is missed, or was a short time ago. All amounts
+// are shares of the disk's capacity. Reservations come first in what is usable. The containers that
+// want more than they have reserved, or have reserved nothing, divide the rest. A container that wants
+// more than its part is capped.
 type division struct {
-	usable  float64                             // what the disk is taken to do
-	step    float64                             // by which that is raised
-	due     map[container.ID]float64            // what it was last divided by
-	full    map[container.ID]api.BlockIOFigures // what capped containers did before
-	caps    map[container.ID]api.BlockIOFigures // what they may do
+	usable  float64                             // the share that the disk seems able to do
+	step    float64                             // by which usable rises
+	due     map[container.ID]float64            // the reservations at the last division
+	full    map[container.ID]api.BlockIOFigures // what capped containers did before their caps
+	caps    map[container.ID]api.BlockIOFigures // the caps in force
 	victim  Demand                              // the demand for which usable was last reduced
-	again   bool                                // it has to be divided again
+	again   bool                                // the disk must be divided again
 	open    bool                                // no container is capped now
-	needed  time.Time                           // a reservation was last missed
-	reduced time.Time                           // usable was last reduced
-	eased   time.Time                           // usable was last raised; zero: not since it was reduced
-	hold    time.Duration                       // steps are a quarter of it apart
+	needed  time.Time                           // when a reservation was last missed
+	reduced time.Time                           // when usable was last reduced
+	eased   time.Time                           // when usable was last raised; zero: not since it was reduced
+	hold    time.Duration                       // a quarter of it lies between two steps
 }
 
-// doneAt is what each container did at a disk.
+// doneAt returns what each container did on a disk.
 func (w Window) doneAt(at Disk) map[container.ID]api.BlockIOFigures {
 	out := make(map[container.ID]api.BlockIOFigures)
 	for id, n := range w.Neighbours {
@@ -55,7 +55,7 @@ func (w Window) doneAt(at Disk) map[container.ID]api.BlockIOFigures {
 	return out
 }
 
-// shares are the parts of a disk's capacity that figures take.
+// shares returns the parts of a disk's capacity that figures take.
 func (w Window) shares(at Disk, of map[container.ID]api.BlockIOFigures) map[container.ID]float64 {
 	out := make(map[container.ID]float64, len(of))
 	for id, f := range of {
@@ -64,7 +64,7 @@ func (w Window) shares(at Disk, of map[container.ID]api.BlockIOFigures) map[cont
 	return out
 }
 
-// reserved are the shares of a disk that containers have reserved and ask for.
+// reserved returns the shares of a disk that containers have reserved and ask for.
 func (w Window) reserved(at Disk) map[container.ID]float64 {
 	out := make(map[container.ID]float64)
 	for _, d := range w.Demands {
@@ -75,7 +75,7 @@ func (w Window) reserved(at Disk) map[container.ID]float64 {
 	return out
 }
 
-// missing is what the reservations of a disk lack of the given part of them, added up.
+// missing returns how far containers fall short of the given part of their reservations, in total.
 func (w Window) missing(at Disk, of float64) (n float64) {
 	got := w.shares(at, w.doneAt(at))
 	for id, due := range w.reserved(at) {
@@ -84,21 +84,21 @@ func (w Window) missing(at Disk, of float64) (n float64) {
 	return n
 }
 
-// crowded reports whether what is done at a disk, and what is missing of what is reserved, are
-// together more than may be promised of it, as far as that is known.
+// crowded reports whether the I/O on a disk, plus what its reservations lack, exceeds what may be
+// reserved of it. It is false if the capacity is unknown.
 func (w Window) crowded(at Disk) bool {
 	c := w.Capacity[at]
 	return !c.assumed && sum(w.shares(at, w.doneAt(at)))+w.missing(at, 1) >= c.free()
 }
 
-// mayCap reports whether a container may be capped at disks. It may have reserved something:
-// then it keeps that.
+// mayCap reports whether a container may be capped on disks. A container with a reservation may be, but
+// keeps the reservation.
 func (w Window) mayCap(id container.ID) bool {
 	n, known := w.Neighbours[id]
 	return known && n.Yield == policy.YieldAuto
 }
 
-// capped reports whether a container is capped at a disk.
+// capped reports whether a container is capped on a disk.
 func (c *Control) capped(id container.ID, at Disk) bool {
 	v := c.divisions[at]
 	if v == nil {
@@ -108,9 +108,9 @@ func (c *Control) capped(id container.ID, at Disk) bool {
 	return is
 }
 
-// narrow reduces what others are left of a disk at which a reservation is missed: at first
-// to what the capacity leaves beside all reservations, and then, while one is still missed,
-// to half of that or less. It reports whether this is the first time.
+// narrow reduces what others may use of a disk on which a reservation is missed: at first to what the
+// capacity leaves beside all reservations, and then, while one is still missed, to half of that or
+// less. It reports whether this is the first reduction.
 func (c *Control) narrow(w Window, d Demand, others map[container.ID]float64) (first bool) {
 	if !slices.ContainsFunc(slices.Collect(maps.Keys(others)), w.mayCap) {
 		return false
@@ -122,12 +122,12 @@ func (c *Control) narrow(w Window, d Demand, others map[container.ID]float64) (f
 		c.divisions[at] = v
 	}
 	if v.reduced.Equal(w.Taken) {
-		return false // for another reservation
+		return false // another reservation has reduced it in this window
 	}
 	first = min(w.Taken.Sub(v.reduced), w.Taken.Sub(v.eased)) > relapse
 	used, due := sum(w.shares(at, w.doneAt(at))), aim*sum(w.reserved(at))
 	switch {
-	case w.Taken.Sub(v.eased) < relapse: // the last step was too far: go back, and try again later
+	case w.Taken.Sub(v.eased) < relapse: // the last step was too far: undo it, and try again later
 		v.usable -= v.step
 		v.hold = backoff.Next(v.hold, holdTime, maxHold)
 	case v.open:
@@ -140,8 +140,8 @@ func (c *Control) narrow(w Window, d Demand, others map[container.ID]float64) (f
 	return first
 }
 
-// divide brings caps up to date: with what is usable of each disk, and at once with what is
-// reserved of it.
+// divide updates the caps when what is usable of a disk changes, and at once when its reservations
+// change.
 func (c *Control) divide(w Window) {
 	for at, v := range c.divisions {
 		switch {
@@ -168,7 +168,7 @@ func (c *Control) divide(w Window) {
 	}
 }
 
-// apportion caps the containers that want more of a disk than their part.
+// apportion caps the containers that want more than their part of a disk.
 func (c *Control) apportion(w Window, at Disk, v *division) {
 	did := w.doneAt(at)
 	maps.Copy(did, v.full)
@@ -176,7 +176,7 @@ func (c *Control) apportion(w Window, at Disk, v *division) {
 	for id, due := range v.due {
 		left -= aim * due
 		if c.misses(id, at) {
-			delete(want, id) // it may have whatever it gets
+			delete(want, id) // not capped while it misses its own reservation
 		}
 	}
 	for id, share := range want {
@@ -220,7 +220,7 @@ func (c *Control) apportion(w Window, at Disk, v *division) {
 	}
 }
 
-// uncap removes the caps at a disk of all containers but still.
+// uncap removes the caps on a disk, except from the containers in still.
 func (c *Control) uncap(at Disk, v *division, still map[container.ID]api.BlockIOFigures) {
 	for id := range v.caps {
 		_, capped := still[id]
@@ -230,13 +230,13 @@ func (c *Control) uncap(at Disk, v *division, still map[container.ID]api.BlockIO
 	}
 }
 
-// misses reports whether a container gets less of a disk than it has reserved.
+// misses reports whether a container misses its reservation of a disk.
 func (c *Control) misses(id container.ID, at Disk) bool {
 	return c.standing[Place{id, at}].Missed()
 }
 
-// parts divides what is left among claims, so that none gets more than it claims, and those
-// who get less get the same (max-min fairness).
+// parts divides left among claims with max-min fairness: no container gets more than its claim, and all
+// that get less get the same.
 func parts(left float64, claims map[container.ID]float64) map[container.ID]float64 {
 	out := make(map[container.ID]float64, len(claims))
 	smallest := slices.SortedFunc(maps.Keys(claims), func(a, b container.ID) int {
@@ -249,7 +249,7 @@ func parts(left float64, claims map[container.ID]float64) map[container.ID]float
 	return out
 }
 
-// reservedBy is what a container has reserved of a disk.
+// reservedBy returns what a container has reserved of a disk.
 func (w Window) reservedBy(id container.ID, at Disk) api.BlockIOFigures {
 	for _, d := range w.Demands {
 		if d.Container == id && d.Disk == at {
@@ -259,9 +259,9 @@ func (w Window) reservedBy(id container.ID, at Disk) api.BlockIOFigures {
 	return api.BlockIOFigures{}
 }
 
-// scaled is a cap at a part of what a container did, and never at less than it has reserved.
-// It is in operations, but in bytes where only these are reserved: how large the requests
-// are that the container will make of them is its own choice.
+// scaled returns a cap at a part of what a container did, but never below its reservation. The cap is
+// in operations, or in bytes where only bytes are reserved, because the container is free to choose the
+// size of its requests.
 func scaled(did, reserved api.BlockIOFigures, by float64) api.BlockIOFigures {
 	part := func(n, reserved uint64) uint64 { return max(uint64(math.Round(float64(n)*by)), reserved) }
 	f := api.BlockIOFigures{ReadIOPS: max(part(did.ReadIOPS, reserved.ReadIOPS), MinCap), WriteIOPS: max(part(did.WriteIOPS, reserved.WriteIOPS), MinCap)}
@@ -286,43 +286,43 @@ func CapText(f api.BlockIOFigures) string {
 
 // The pace of actions.
 const (
-	patience = 3 * time.Second // with an action, before a harder one
+	patience = 3 * time.Second // an action gets this long to work before a harder one
 	holdTime = 30 * time.Second
 	maxHold  = 10 * time.Minute
-	relapse  = 15 * time.Second // an action needed again so soon after its release is held twice as long
+	relapse  = 15 * time.Second // an action needed again this soon after its release is held twice as long
 )
 
-// LastWeight is what is left to a container of the usual 100, at disks that divide by weight.
+// LastWeight replaces a container's usual weight of 100 on disks that divide by weight.
 const LastWeight = 1
 
-// Action is what is done to one container, and for it. The zero value is nothing.
+// Action lists the measures applied to one container, and for it. The zero value is none.
 type Action struct {
 	Yield  policy.Yield // YieldIdle, YieldQuota, or ""
 	Weight uint32       // at disks that divide by weight; 0: its own
 	Caps   map[Disk]api.BlockIOFigures
-	Apart  bool          // the network's interrupts are kept off its disks' CPUs
-	Help   policy.Help   // what is done for itself; "": nothing
-	Budget time.Duration // of that for real time
+	Apart  bool          // the network's interrupts are kept off the CPUs of its disks
+	Help   policy.Help   // the help for its own tasks; "": none
+	Budget time.Duration // the real-time budget of the help
 	Reason string
 	Since  time.Time
 }
 
-// none reports whether nothing is done to the container.
+// None reports whether nothing is done to the container. Help does not count.
 func (a Action) None() bool { return a.Yield == "" && a.Weight == 0 && len(a.Caps) == 0 && !a.Apart }
 
-// acting is an Action with its memory.
+// acting is an Action with its history.
 type acting struct {
 	Action
-	needed   time.Time     // it was last needed
-	changed  time.Time     // it was last made harder
-	hold     time.Duration // it outlives its need for so long
+	needed   time.Time     // when it was last needed
+	changed  time.Time     // when it was last made harder
+	hold     time.Duration // how long it outlives its need
 	released time.Time     // zero while it is in force
 }
 
-// yieldCPU holds back the containers that ran meanwhile, if policy allows it. It reports
-// whether that may still help: something was done just now, or a moment ago.
+// yieldCPU holds back the containers that ran during the waits, if policy allows it. It reports whether
+// that may still help: it acted just now, or a short time ago.
 func (c *Control) yieldCPU(w Window, d Demand, waits map[container.ID]time.Duration) (pending bool) {
-	// The order of least harm; nothing follows the last.
+	// From least harm to most. YieldQuota is the last step.
 	harder := map[policy.Yield]policy.Yield{"": policy.YieldIdle, policy.YieldIdle: policy.YieldQuota}
 	for _, id := range slices.Sorted(maps.Keys(waits)) {
 		if !w.mayAct(id) || float64(waits[id]) < part*float64(sum(waits)) {
@@ -343,10 +343,10 @@ func (c *Control) yieldCPU(w Window, d Demand, waits map[container.ID]time.Durat
 	return pending
 }
 
-// yieldDisk holds back containers that take more of the disk than they have reserved, if policy
-// allows it: the one that takes most by its weight, where the disk divides by weight and it
-// has reserved nothing; and then all of them by caps. It reports whether that is new, so
-// that its effect is still to be seen.
+// yieldDisk holds back containers that take more of the disk than they have reserved, if policy allows
+// it. Where the disk divides by weight, it first lowers the weights of containers without reservations,
+// one by one, the largest user first. Then it caps all of them. It reports whether the measure is new,
+// so that its effect cannot show yet.
 func (c *Control) yieldDisk(w Window, d Demand, others map[container.ID]float64) (first bool) {
 	for _, id := range byShare(others) {
 		by := w.Divides[d.Disk]
@@ -361,19 +361,19 @@ func (c *Control) yieldDisk(w Window, d Demand, others map[container.ID]float64)
 			return true
 		}
 		if len(a.Caps) == 0 && w.Taken.Sub(a.changed) < patience {
-			return false // it takes a moment to work
+			return false // the weight needs time to work
 		}
 	}
 	return c.narrow(w, d, others)
 }
 
-// mayAct reports whether anything may be done to a container: it has reserved nothing, and
-// policy lets it yield.
+// mayAct reports whether Control may act on a container: it has no reservation, and policy lets it
+// yield.
 func (w Window) mayAct(id container.ID) bool {
 	return w.mayCap(id) && !w.Neighbours[id].Reserved
 }
 
-// act gives what is done to a container, begun anew where it was released.
+// act returns the action on a container. A released action starts again.
 func (c *Control) act(w Window, id container.ID) *acting {
 	a := c.acting[id]
 	if a == nil {
@@ -395,8 +395,8 @@ func (c *Control) did(w Window, d Demand, id container.ID, a *acting, why, what 
 	c.event(w, d, "action", id, what+": "+why)
 }
 
-// release ends what is done to a container when it is no longer needed or allowed. Caps end as the
-// division of the disk does.
+// release ends the actions on a container once they are no longer needed or allowed. Caps end with the
+// division of their disk.
 func (c *Control) release(w Window, id container.ID, a *acting) {
 	n, known := w.Neighbours[id]
 	switch {
@@ -426,7 +426,7 @@ func (c *Control) release(w Window, id container.ID, a *acting) {
 	}
 }
 
-// Actions are what is done now, by container.
+// Actions returns the actions in force, by container.
 func (c *Control) Actions() map[container.ID]Action {
 	out := make(map[container.ID]Action)
 	for id, a := range c.acting {
@@ -438,7 +438,7 @@ func (c *Control) Actions() map[container.ID]Action {
 	return out
 }
 
-// separateFor keeps the network's interrupts apart for the sake of a reservation.
+// separateFor keeps the network's interrupts off the CPUs of a reservation's disk.
 func (c *Control) separateFor(w Window, d Demand) {
 	if d.Interrupts != policy.InterruptsAuto {
 		return

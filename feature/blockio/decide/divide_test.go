@@ -32,7 +32,7 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// A cap never lies below what is reserved, in the unit in which that is given.
+// A cap never lies below the reservation, in the reservation's unit.
 func TestScaled(t *testing.T) {
 	did := api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 100, ReadBytes: 1 << 30, WriteBytes: 1 << 20}
 	for _, x := range []struct {
@@ -51,15 +51,15 @@ func TestScaled(t *testing.T) {
 	}
 }
 
-// simulated is a disk at which containers want more than it does: each gets the same part of
-// what it wants, but for caps.
+// simulated is a disk on which containers want more than it can do. Without caps, each gets the same
+// part of what it wants.
 type simulated struct {
 	control Control
 	at      int
 	want    map[container.ID]api.BlockIOFigures
-	cost    map[container.ID]float64 // what requests take of the disk, of what the model says; 0: 1
-	keeps   map[container.ID]bool    // policy lets nothing be done to it
-	lossy   float64                  // what a cap takes beyond what it says
+	cost    map[container.ID]float64 // cost of a request on the disk, as a multiple of the model's; 0: 1
+	keeps   map[container.ID]bool    // policy does not let it yield
+	lossy   float64                  // what a cap costs beyond its own value
 	does    map[container.ID]api.BlockIOFigures
 	missed  int // reservations in the latest second
 }
@@ -68,7 +68,7 @@ func (s *simulated) capacity() Capacity {
 	return Capacity{BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000}, Headroom: 0.05}
 }
 
-// second has a second go by with reservations, and caps as they were decided at its begin.
+// second simulates one second with some reservations, and the caps decided at its beginning.
 func (s *simulated) second(t *testing.T, reserved map[container.ID]api.BlockIOFigures) {
 	t.Helper()
 	actions := s.control.Actions()
@@ -76,7 +76,7 @@ func (s *simulated) second(t *testing.T, reserved map[container.ID]api.BlockIOFi
 		does = make(map[container.ID]api.BlockIOFigures)
 		for id, f := range s.want {
 			part := by
-			if c, capped := actions[id].Caps[disk]; capped { // it stops for the first that it reaches
+			if c, capped := actions[id].Caps[disk]; capped { // the first bound that it reaches stops it
 				for _, x := range [][2]uint64{{f.ReadIOPS, c.ReadIOPS}, {f.WriteIOPS, c.WriteIOPS}} {
 					if x[0] > 0 {
 						part = min(part, (1-s.lossy)*float64(x[1])/float64(x[0]))
@@ -121,7 +121,7 @@ func (s *simulated) second(t *testing.T, reserved map[container.ID]api.BlockIOFi
 		}
 		d := Demand{Container: id, Disk: disk, Reserved: r, Achieved: f, Under: 3 * time.Second}
 		if _, capped := actions[id].Caps[disk]; capped {
-			d.Under = 0 // it waits before its requests are made
+			d.Under = 0 // it waits before it makes requests
 		}
 		w.Demands = append(w.Demands, d)
 		if float64(f.ReadIOPS+f.WriteIOPS) < enough*float64(r.ReadIOPS+r.WriteIOPS) {
@@ -141,8 +141,8 @@ func (s *simulated) second(t *testing.T, reserved map[container.ID]api.BlockIOFi
 	}
 }
 
-// The three containers of MIST's figure 8: each step of reservations is met after two
-// seconds, and then stays so, also where the cost model is wrong by a factor of two.
+// The three containers of MIST's figure 8: each step of reservations is met after two seconds and then
+// stays met, even if the cost model is wrong by a factor of two.
 func TestFigure8(t *testing.T) {
 	figures := func(reads, writes uint64) api.BlockIOFigures {
 		return api.BlockIOFigures{ReadIOPS: reads, WriteIOPS: writes}
@@ -163,7 +163,7 @@ func TestFigure8(t *testing.T) {
 					reserved[id] = part(alone[id], by)
 				}
 			}
-			for second := range 9 { // then the first step is tried
+			for second := range 9 { // then the first step up is tried
 				s.second(t, reserved)
 				if second >= 2 && s.missed > 0 {
 					t.Errorf("%s, step %d: %d reservations are missed after %d s: %+v of %+v, %+v", what, step, s.missed, second, s.does, reserved, s.control.Actions())
@@ -176,8 +176,8 @@ func TestFigure8(t *testing.T) {
 	}
 }
 
-// One whom policy lets nothing be done to keeps what it takes, and one that has gone back
-// behind its reservation is not capped for it.
+// A container that does not yield keeps what it takes. One that has returned below its reservation is
+// not capped.
 func TestWhoIsCapped(t *testing.T) {
 	s := simulated{
 		want:  map[container.ID]api.BlockIOFigures{1: reads(5000), 2: reads(5000), 3: reads(5000), 4: reads(500)},
@@ -191,13 +191,13 @@ func TestWhoIsCapped(t *testing.T) {
 	if s.missed > 0 || len(actions) != 1 || len(actions[2].Caps) != 1 {
 		t.Errorf("%d missed, %+v do %+v", s.missed, actions, s.does)
 	}
-	// It reserves more: its cap follows in the same second.
+	// It reserves more, and its cap follows in the same second.
 	reserved[2] = reads(1500)
 	s.second(t, reserved)
 	if got := s.control.Actions()[2].Caps[disk]; got.ReadIOPS < 1500 {
 		t.Errorf("capped at %+v, reserved 1500", got)
 	}
-	// A reservation that has ended has no part.
+	// A reservation that has ended gets no share.
 	delete(reserved, 1)
 	before := s.control.Actions()[2].Caps[disk]
 	s.second(t, reserved)
@@ -206,7 +206,7 @@ func TestWhoIsCapped(t *testing.T) {
 	}
 }
 
-// One that a cap holds below its reservation is not capped any more.
+// A container that a cap holds below its reservation is no longer capped.
 func TestLossyCap(t *testing.T) {
 	s := simulated{want: map[container.ID]api.BlockIOFigures{1: reads(6000), 2: reads(9000)}, lossy: 0.4}
 	capped := false
@@ -220,7 +220,7 @@ func TestLossyCap(t *testing.T) {
 	}
 }
 
-// One that takes no more than it has reserved is not in the way.
+// A container that takes no more than its reservation does not interfere.
 func TestWithinReservation(t *testing.T) {
 	for took, state := range map[uint64]string{5000: StateShort, 6900: StateShort, 7100: StateContended} {
 		w := window(0, func(d *Demand, ns map[container.ID]Neighbour) {
@@ -238,8 +238,8 @@ func TestWithinReservation(t *testing.T) {
 	}
 }
 
-// A disk that does less than its capacity says is divided by what it does; and one that
-// does more, by its capacity, which is what was promised.
+// A disk that does less than its capacity is divided by what it does. A disk that does more is divided
+// by its capacity, which is what was promised.
 func TestOtherDisks(t *testing.T) {
 	s := simulated{
 		want: map[container.ID]api.BlockIOFigures{1: reads(9000), 2: reads(9000)},
@@ -261,8 +261,8 @@ func TestOtherDisks(t *testing.T) {
 	}
 }
 
-// The network is in the way if nobody else is and a CPU that serves the disk works for it;
-// it is kept apart where policy leaves that to the agent, for longer each time.
+// The network interferes if nothing else does and a CPU that serves the disk works for it. If policy
+// allows, it is kept apart, for longer each time.
 func TestNetworkInTheWay(t *testing.T) {
 	at := func(second int, works time.Duration, leave policy.Interrupts, change change) Window {
 		w := window(second, func(d *Demand, ns map[container.ID]Neighbour) {

@@ -11,44 +11,44 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// A container that misses its reservation for want of CPU is helped itself, without the consent
-// of others. They lose what it takes, and no more.
+// A container that misses its reservation for want of CPU gets help for its own tasks, without the
+// consent of others. They lose the CPU time that it takes, and no more.
 
-// The pace of help, which works at once.
+// The pace of help, which takes effect at once.
 const (
-	helpHold = 10 * time.Second // it outlives its need for so long at first
-	helpStep = time.Second / 2  // after which a window shows its effect
-	// seenShare is the part of the time for which a container that is helped still waits for
-	// others, if there are any: it waits for a moment each time that it takes a CPU from them.
+	helpHold = 10 * time.Second // how long help outlives its need at first
+	helpStep = time.Second / 2  // a window this long after a change shows its effect
+	// seenShare is a part of the time. A helped container that waits at least that long for others still
+	// competes with them: it waits a moment each time that it takes a CPU from them.
 	seenShare = 0.001
 )
 
-// fits is the part of its real-time budget that a container may use before it takes turns:
-// the budget is of each CPU, and a container's threads do not divide their work evenly.
+// fits is the part of its real-time budget that a container may use before it takes turns. The budget
+// is per CPU, and a container's threads do not spread their work evenly.
 const fits = 0.8
 
-// May is what may be done for a container's own tasks, decisions apart.
+// May lists the help that a container's own tasks may get, without decisions.
 type May struct {
-	Help     policy.Help   // what policy says; HelpAuto: what is decided
+	Help     policy.Help   // the policy; HelpAuto: Control decides
 	Weight   string        // why its weight cannot be raised; "": it can
-	Turns    bool          // real time can be given in turns
-	Profiled time.Duration // the budget that its reservations need by the profiles of their disks; 0: not known
+	Turns    bool          // the kernel allows real time in turns
+	Profiled time.Duration // the budget that its reservations need by the profiles of their disks; 0: unknown
 	Budget   time.Duration // for real time, in each second of each CPU
 	None     string        // why there is no Budget
 }
 
-// helping is what is done for one container, with its memory.
+// helping is the help for one container, with its history.
 type helping struct {
-	level    policy.Help // "" while nothing is done
+	level    policy.Help // "" without help
 	reason   string
 	since    time.Time
-	changed  time.Time     // level was last raised
-	needed   time.Time     // it was last needed
-	hold     time.Duration // it outlives its need for so long
-	released time.Time     // zero while it is in force, or was never
+	changed  time.Time     // when level was last raised
+	needed   time.Time     // when it was last needed
+	hold     time.Duration // how long it outlives its need
+	released time.Time     // zero while it is in force, or if it never was
 	budget   time.Duration // for real time, in each second of each CPU
-	used     time.Duration // CPU time in each second while nothing is missed and nothing done
-	lack     string        // what is in the way of more, and what would mend it
+	used     time.Duration // CPU time per second without a missed reservation and without help
+	lack     string        // what prevents more help, and the remedy
 }
 
 func (c *Control) helpOf(id container.ID) *helping {
@@ -61,7 +61,7 @@ func (c *Control) helpOf(id container.ID) *helping {
 	return h
 }
 
-// content notes what a container uses that misses nothing.
+// content records the CPU use of a container that misses nothing.
 func (c *Control) content(w Window, d Demand) {
 	h := c.helpOf(d.Container)
 	if rate := time.Duration(float64(d.Used) / w.Length.Seconds()); h.level == "" {
@@ -69,8 +69,8 @@ func (c *Control) content(w Window, d Demand) {
 	}
 }
 
-// assist does more for a container itself, if there is more to do. It reports whether that
-// may still help: something was done just now, or its effect has not been seen.
+// assist raises the help for a container, if a further level exists. It reports whether help may still
+// work: it was raised just now, or its effect has not shown yet.
 func (c *Control) assist(w Window, d Demand) (pending bool) {
 	h := c.helpOf(d.Container)
 	if !c.forContainers(w, d) {
@@ -105,7 +105,7 @@ func (c *Control) assist(w Window, d Demand) (pending bool) {
 	return true
 }
 
-// next is the next step of least harm, or why there is none.
+// next returns the next level, in order of least harm, or why there is none.
 func (h *helping) next(w Window, d Demand) (next policy.Help, lack string) {
 	m := d.May
 	switch {
@@ -119,7 +119,7 @@ func (h *helping) next(w Window, d Demand) (next policy.Help, lack string) {
 		return "", cmp.Or(m.None, m.Weight)
 	}
 	used := h.used
-	if used == 0 { // it was never seen undisturbed
+	if used == 0 { // no undisturbed window so far
 		used = Takes(w.Capacity[d.Disk], time.Duration(float64(d.Used)/w.Length.Seconds()), d.Achieved, d.Reserved, w.CPUs)
 	}
 	small := float64(used) <= fits*float64(m.Budget)*float64(w.CPUs)
@@ -131,14 +131,14 @@ func (h *helping) next(w Window, d Demand) (next policy.Help, lack string) {
 		h.budget = m.Budget
 		return policy.HelpTurns, ""
 	case h.level == policy.HelpRealtime && !m.Turns && m.Weight == "" && !small:
-		return policy.HelpWeight, "" // beyond its budget its threads would wait for the rest of each period
+		return policy.HelpWeight, "" // the budget would make its threads wait for the rest of each period
 	}
 	return "", fmt.Sprintf("it uses %s of CPU time a second on %d CPUs and may be real-time for %s on each, which is all that may be given",
 		used.Round(time.Millisecond), w.CPUs, m.Budget)
 }
 
-// Takes is the CPU time that a reservation takes in each second, by what its container used for
-// what it got: no less than that, and no more than all CPUs.
+// Takes returns the CPU time per second that a reservation takes, projected from what the container
+// used and got: at least used, and at most all CPUs.
 func Takes(c Capacity, used time.Duration, achieved, reserved api.BlockIOFigures, cpus int) time.Duration {
 	got, _, _ := c.Share(achieved)
 	due, _, _ := c.Share(reserved)
@@ -148,8 +148,7 @@ func Takes(c Capacity, used time.Duration, achieved, reserved api.BlockIOFigures
 	return time.Duration(min(float64(used)*due/got, float64(cpus)*float64(time.Second)))
 }
 
-// ease ends help once other containers have not wanted its CPUs for a while, or policy forbids
-// it.
+// ease ends help once other containers have not wanted its CPUs for some time, or policy forbids it.
 func (c *Control) ease(w Window) {
 	for id, h := range c.helps {
 		var of *Demand
@@ -168,7 +167,7 @@ func (c *Control) ease(w Window) {
 		if of != nil && of.total() >= least && of.seen() >= time.Duration(seenShare*float64(w.Length)) {
 			h.needed = w.Taken
 		}
-		unseen := of != nil && of.total() >= least && !w.Detailed // whether it is needed
+		unseen := of != nil && of.total() >= least && !w.Detailed // the window cannot show whether help is needed
 		if of != nil && of.May.Help == policy.HelpAuto && (unseen || w.Taken.Sub(h.needed) < h.hold) {
 			continue
 		}
@@ -177,15 +176,15 @@ func (c *Control) ease(w Window) {
 	}
 }
 
-// stillBeside reports whether a container is helped and others still want its CPUs. It waits
-// little for them then; but its tasks may wait for one another at one CPU while others run at
-// the next, so that what it misses is for their sake.
+// stillBeside reports whether a container is helped while others still want its CPUs. It waits little
+// for them then, but its tasks may wait for one another on one CPU while others run on the next. So
+// others still cause what it misses.
 func (c *Control) stillBeside(w Window, d Demand) bool {
 	return c.helpOf(d.Container).level != "" && d.seen() >= time.Duration(seenShare*float64(w.Length)) && d.asks(w, d.seen())
 }
 
-// forContainers reports whether it is containers that have the CPUs. Against the host alone nothing
-// is done: what its threads do is often the container's own I/O.
+// forContainers reports whether containers have the CPUs it waits for. There is no help against the
+// host alone, because the host's threads often do the container's own I/O.
 func (c *Control) forContainers(w Window, d Demand) bool {
 	if c.helpOf(d.Container).level != "" {
 		return d.seen() >= time.Duration(seenShare*float64(w.Length))
@@ -193,8 +192,8 @@ func (c *Control) forContainers(w Window, d Demand) bool {
 	return d.seen() >= d.Waited[System]
 }
 
-// seen is for how long it waited for other containers. What it waits for the host is seldom
-// nothing, and is tried by letting go.
+// seen returns how long it waited for other containers. It leaves out the host, for which a container
+// nearly always waits a little: the end of help shows whether that matters.
 func (d Demand) seen() (waits time.Duration) {
 	for id, t := range d.Waited {
 		if id != d.Container && IsContainer(id) {
@@ -204,7 +203,7 @@ func (d Demand) seen() (waits time.Duration) {
 	return waits
 }
 
-// mostlyYield reports whether yielding containers have caused most of some waiting.
+// mostlyYield reports whether containers that may be made to yield caused most of the waiting.
 func (w Window) mostlyYield(waits map[container.ID]time.Duration) bool {
 	var theirs time.Duration
 	for id, t := range waits {
@@ -215,7 +214,7 @@ func (w Window) mostlyYield(waits map[container.ID]time.Duration) bool {
 	return theirs > sum(waits)/2
 }
 
-// helpAction puts what is done for a container into its Action.
+// helpAction adds the help for containers to their Actions.
 func (c *Control) helpAction(out map[container.ID]Action) {
 	for id, h := range c.helps {
 		if h.level == "" {
@@ -230,7 +229,7 @@ func (c *Control) helpAction(out map[container.ID]Action) {
 	}
 }
 
-// AdoptHelp continues what was done for a container before this process began.
+// AdoptHelp continues the help that an earlier agent gave a container.
 func (c *Control) AdoptHelp(id container.ID, level policy.Help, reason string, since, now time.Time) {
 	h := c.helpOf(id)
 	h.level, h.reason, h.since, h.changed, h.needed = level, reason, since, now, now

@@ -12,11 +12,11 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// auto is what may be done on a host where everything may.
+// auto allows all help on a host that supports everything.
 var auto = May{Help: policy.HelpAuto, Turns: true, Budget: MaxRealtime}
 
-// beside is a window at a second in which neighbours without policy keep the container from
-// what it has reserved, or it gets that all the same.
+// beside is a window in which neighbours without policy take the container's CPUs; its reservation may
+// be met all the same.
 func beside(at int, may May, missed bool, used time.Duration) Window {
 	w := window(at, func(d *Demand, _ map[container.ID]Neighbour) {
 		if d.Waited[keeper], d.Used, d.May = 600*ms, used, may; missed {
@@ -27,15 +27,15 @@ func beside(at int, may May, missed bool, used time.Duration) Window {
 	return w
 }
 
-// A container that misses its reservation for want of CPU is helped itself, by the next step
-// in each window in which that has not been enough: by its weight, by real time if what it
-// uses fits, and in turns otherwise. A container without policy is not touched.
+// A container that misses its reservation for want of CPU gets help for its own tasks, a further step
+// in each window in which the last one did not suffice: weight, then real time if its CPU use fits,
+// otherwise turns. A container without policy is not touched.
 func TestHelp(t *testing.T) {
 	without := func(m May, change func(*May)) May { change(&m); return m }
 	for _, c := range []struct {
 		name  string
 		may   May
-		alone time.Duration // that it uses undisturbed
+		alone time.Duration // CPU use without disturbance
 		steps []policy.Help // in windows in which it misses its reservation
 		mend  string        // after those
 	}{
@@ -66,7 +66,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// What a reservation takes of the CPUs goes by what its container used for what it got.
+// The CPU time of a reservation is projected from what its container used and got.
 func TestTakes(t *testing.T) {
 	reads := func(n uint64) api.BlockIOFigures { return api.BlockIOFigures{ReadIOPS: n} }
 	c := Capacity{BlockIOFigures: reads(1000)}
@@ -78,8 +78,8 @@ func TestTakes(t *testing.T) {
 	}
 }
 
-// Help ends ten seconds after no other container was seen on its CPUs, or when policy says so; if
-// it is needed again soon, it lasts twice as long.
+// Help ends ten seconds after other containers last used its CPUs, or when policy says so. If it is
+// needed again soon, it lasts twice as long.
 func TestHelpEnds(t *testing.T) {
 	var control Control
 	at := 0
@@ -121,7 +121,7 @@ func TestHelpEnds(t *testing.T) {
 	}
 }
 
-// The host's own threads are no reason for help, and do not prolong it: they may do the
+// The host's own threads are no reason for help and do not prolong it, because they may do the
 // container's I/O.
 func TestHelpForHost(t *testing.T) {
 	var control Control
@@ -142,8 +142,8 @@ func TestHelpForHost(t *testing.T) {
 	testkit.Same(t, "it goes on for the host", policy.Help(""), host(12).Help)
 }
 
-// While those who yield cause most of the waiting, they come first; help follows if that has
-// not been enough.
+// While yielding containers cause most of the waiting, they come first. Help follows if that does not
+// suffice.
 func TestHelpAfterYield(t *testing.T) {
 	var control Control
 	next := func(at int) map[container.ID]Action {

@@ -11,16 +11,16 @@ import (
 )
 
 const (
-	// MaxRealtime bounds the sum of all real-time budgets, in each second of each CPU. The rest
-	// is left to the host and to the other containers.
+	// MaxRealtime bounds the sum of all real-time budgets, in each second of each CPU. The rest is for the
+	// host and the other containers.
 	MaxRealtime = 500 * time.Millisecond
 	// LeastBudget is the smallest budget that helps.
 	LeastBudget = 10 * time.Millisecond
-	// MaxDeadlines limits how many threads of a container get a part of its budget: those
-	// that ran most.
+	// MaxDeadlines limits the threads of a container that share its budget. The threads that ran most get
+	// a share.
 	MaxDeadlines = 64
-	// leastShare is the least that a thread gets in each second. The kernel requires at least
-	// a microsecond in each period.
+	// leastShare is the smallest runtime of a thread per second. The kernel requires at least a
+	// microsecond in each period.
 	leastShare = 100 * time.Microsecond
 )
 
@@ -29,22 +29,22 @@ type Thread struct {
 	TID   int
 	Start uint64        // together with TID, identifies the thread
 	Ran   time.Duration // in the last second
-	Has   time.Duration // the runtime that it has now; 0 if it is ordinary
-	Gets  time.Duration // the runtime that DivideRuntime gives it
+	Has   time.Duration // its current runtime; 0 if it is ordinary
+	Gets  time.Duration // its runtime from DivideRuntime
 }
 
-// DivideRuntime divides a budget, in each second of each CPU, among the threads of a container,
-// and returns those that get a part. It prefers threads that ran most. Each wants twice what it
-// ran, so that a thread that was held up finds its level. The division is max-min fair, and
-// what is left is divided among all of them. A thread runs on one CPU at a time, so it gets at
-// most the budget of one CPU. A thread that has nearly what it would get keeps what it has.
+// DivideRuntime divides a budget, in each second of each CPU, among the threads of a container, and
+// returns those that get a share. It prefers the threads that ran most. Each thread wants twice what it
+// ran, so that a thread that was held up reaches its level. The division is max-min fair, and all share
+// the rest. A thread runs on one CPU at a time, so it gets at most the budget of one CPU. A thread
+// whose runtime is almost right keeps it.
 func DivideRuntime(budget time.Duration, cpus int, all []Thread) []Thread {
 	total := budget * time.Duration(cpus)
 	slices.SortStableFunc(all, func(a, b Thread) int { return cmp.Compare(b.Ran, a.Ran) })
 	n := min(len(all), MaxDeadlines, int(total/leastShare))
 	out := slices.Clone(all[:n])
 	left := total
-	for i := n - 1; i >= 0; i-- { // the smallest wishes come first
+	for i := n - 1; i >= 0; i-- { // from the smallest wish to the largest
 		want := min(max(2*out[i].Ran, leastShare), budget)
 		out[i].Gets = min(want, left/time.Duration(i+1))
 		left -= out[i].Gets
@@ -68,14 +68,14 @@ func DivideRuntime(budget time.Duration, cpus int, all []Thread) []Thread {
 	return out
 }
 
-// maxPoints bounds a profile.
+// maxPoints bounds the points of a profile.
 const maxPoints = 64
 
 // Profile is what a disk did for real-time threads of growing budgets, beside busy CPUs
 // (MIST, figure 6: IOPS against RT runtime).
 type Profile []api.RealtimePoint
 
-// check refuses what makes no sense.
+// check returns an error for a profile that makes no sense.
 func (p Profile) check() error {
 	if len(p) > maxPoints {
 		return fmt.Errorf("profile of more than %d budgets", maxPoints)
@@ -93,9 +93,9 @@ func (p Profile) check() error {
 	return nil
 }
 
-// needs returns the smallest budget that gives so many operations of a kind, in seconds.
-// Between two budgets it interpolates. A budget gives no less than a smaller one, whatever
-// was measured. ok is false where the largest does not give as many; most is what it gives.
+// needs returns the smallest budget that gives want operations of a kind, in seconds. It interpolates
+// between two budgets. A larger budget never counts for less than a smaller one, whatever was measured.
+// If even the largest budget does not suffice, ok is false, and most is what that one gives.
 func (p Profile) needs(want float64, of func(api.RealtimePoint) uint64) (budget float64, most uint64, ok bool) {
 	var at, had float64
 	for _, x := range p {
@@ -111,9 +111,9 @@ func (p Profile) needs(want float64, of func(api.RealtimePoint) uint64) (budget 
 	return 0, uint64(had), false
 }
 
-// Needs returns the smallest budget that gives the figures beside busy CPUs, in whole
-// milliseconds. Reads and writes take CPU time one after the other. Bytes alone come in
-// large requests, which take no more of it than small ones.
+// Needs returns the smallest budget that gives the figures beside busy CPUs, in whole milliseconds. The
+// CPU times of reads and writes add up. Bytes alone come in large requests, and a large request takes
+// no more CPU time than a small one.
 func (p Profile) Needs(f api.BlockIOFigures) (time.Duration, error) {
 	var sum float64
 	for _, x := range []struct {

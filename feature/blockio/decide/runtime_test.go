@@ -22,7 +22,7 @@ func TestDivideRuntime(t *testing.T) {
 		what   string
 		budget time.Duration
 		all    []Thread
-		want   []time.Duration // by how much they ran
+		want   []time.Duration // by their running time
 	}{
 		{"none", 100 * ms, nil, nil},
 		{"one, on one CPU at a time", 100 * ms, of(0), []time.Duration{100 * ms}},
@@ -51,7 +51,7 @@ func TestProfile(t *testing.T) {
 	}{
 		{api.BlockIOFigures{ReadIOPS: 1000}, 100 * time.Millisecond, ""},
 		{api.BlockIOFigures{ReadIOPS: 500}, 50 * time.Millisecond, ""},
-		{api.BlockIOFigures{ReadIOPS: 2000}, 300 * time.Millisecond, ""}, // what was measured with 200 ms is less than with 100
+		{api.BlockIOFigures{ReadIOPS: 2000}, 300 * time.Millisecond, ""}, // the result for 200 ms is less than that for 100 ms
 		{api.BlockIOFigures{ReadIOPS: 500, WriteIOPS: 750}, 200 * time.Millisecond, ""},
 		{api.BlockIOFigures{ReadBytes: 500 * largeRequest}, 50 * time.Millisecond, ""},
 		{api.BlockIOFigures{ReadIOPS: 3001}, 0, "3000 reads"},

@@ -1,9 +1,8 @@
-// Package decide decides who may reserve block I/O, whether a reservation is met, who is in
-// the way, and what is done about that. It is pure: it works from the windows, capacities and
-// times that the caller passes, and reads neither the kernel, nor files, nor a clock.
+// Package decide decides who may reserve block I/O, whether a reservation is met, who interferes with
+// it, and how to act on that. It is pure: it works from the windows, capacities and times that the
+// caller passes, and reads neither the kernel, nor files, nor a clock.
 //
-// Package blockio calls it, and puts its decisions in force. Package monitor measures in its
-// terms.
+// Package blockio calls it, and puts its decisions in force. Package monitor uses its types.
 package decide
 
 import (
@@ -17,46 +16,46 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Ids in place of a container's.
+// Ids that stand for something other than a container.
 const (
 	System container.ID = 0                  // everything outside of containers
-	Unseen container.ID = math.MaxUint64 - 1 // too many others ran while a task waited
+	Unseen container.ID = math.MaxUint64 - 1 // more tasks ran during a wait than can be recorded
 )
 
-// Ids in place of a culprit's: what made a task wait, whichever task ran meanwhile.
+// Ids of culprits that are not tasks: causes of a wait, whichever task ran meanwhile.
 const (
-	Quota    container.ID = math.MaxUint64 - 2 // the CPU quota of its cgroup, or of one above, was used up
+	Quota    container.ID = math.MaxUint64 - 2 // the CPU quota of its cgroup, or of a parent, was used up
 	Realtime container.ID = math.MaxUint64 - 3 // its real-time budget was used up
-	Stolen   container.ID = math.MaxUint64 - 4 // the hypervisor had the CPU, also while the task itself ran
+	Stolen   container.ID = math.MaxUint64 - 4 // the hypervisor had the CPU, even while the task itself ran
 )
 
-// IsContainer reports whether an id is a container's, and not one of the above.
+// IsContainer reports whether an id is a container's rather than one of the above.
 func IsContainer(id container.ID) bool { return id != System && id < Stolen }
 
 // Disk is a whole disk, by its device number.
 type Disk struct{ Major, Minor uint32 }
 
-// String returns the form of the kernel's files, such as 254:0.
+// String formats the number as the kernel's files do, for example 254:0.
 func (d Disk) String() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 
-// Place is a container at a disk.
+// Place identifies a container's I/O on one disk.
 type Place struct {
 	Container container.ID
 	Disk      Disk
 }
 
-// Demand is what a container asked for and got of one reservation during a window.
+// Demand is what a container asked for and got of one reservation in a window.
 type Demand struct {
 	Container container.ID
 	Name      string
 	Disk      Disk
 	Reserved  api.BlockIOFigures // per second
 	Achieved  api.BlockIOFigures // per second
-	Under     time.Duration      // sum of the times that its requests were under way
+	Under     time.Duration      // sum of the times that its requests were in flight
 	Ended     time.Duration      // from the completion of its last request to the end of the window
 
-	// Waited is how long its threads that do I/O waited for CPUs, summed up over the threads, by
-	// who ran there. Quota, Realtime, Stolen and Unseen are keys, too.
+	// Waited is how long its threads that do I/O waited for CPUs, summed over the threads, by the
+	// container that ran there. Quota, Realtime, Stolen and Unseen are keys, too.
 	Waited   map[container.ID]time.Duration
 	Quota    string        // the cgroup that throttled it the most; "" if none did
 	Used     time.Duration // its CPU time
@@ -67,10 +66,10 @@ type Demand struct {
 	May        May
 }
 
-// Neighbour is a container that may be in the way of others.
+// Neighbour is a container that may interfere with others.
 type Neighbour struct {
 	Name     string
-	Reserved bool         // it has a reservation: it keeps its CPUs, its weight, and what it has reserved
+	Reserved bool         // it has a reservation: it keeps its CPUs, its weight and its reservation
 	Yield    policy.Yield // what policy allows, before decisions
 	IO       map[Disk]api.BlockIOFigures
 }
@@ -80,19 +79,19 @@ type Window struct {
 	Taken      time.Time
 	Length     time.Duration
 	Detailed   bool          // Waited is known; else it is empty
-	Stolen     time.Duration // by the hypervisor, summed up over the CPUs
+	Stolen     time.Duration // by the hypervisor, summed over the CPUs
 	CPUs       int           // of the host
 	Demands    []Demand
 	Neighbours map[container.ID]Neighbour
 	Complete   bool // Neighbours has all running containers
 	Capacity   map[Disk]Capacity
-	Network    map[Disk]time.Duration // time that a CPU which serves the disk worked for the network
-	Divides    map[Disk]string        // what divides the disk by weight; "" if nothing does
+	Network    map[Disk]time.Duration // time that a CPU that serves the disk worked for the network
+	Divides    map[Disk]string        // the mechanism that divides the disk by weight; "" if there is none
 }
 
-// missed reports for each direction whether the container does I/O there, and less than it
-// has reserved. It compares costs: fewer but larger requests may cost as much. After its last
-// request it asked for nothing.
+// missed reports for each direction whether the container does I/O there, but less than it has
+// reserved. It compares costs, because fewer but larger requests may cost as much. The time after its
+// last request does not count: it asked for nothing then.
 func (d Demand) missed(w Window) (reads, writes bool) {
 	capacity := w.Capacity[d.Disk]
 	_, gotReads, gotWrites := capacity.Share(d.Achieved)
@@ -101,21 +100,21 @@ func (d Demand) missed(w Window) (reads, writes bool) {
 	return d.Achieved.ReadIOPS > 0 && gotReads < part*dueReads, d.Achieved.WriteIOPS > 0 && gotWrites < part*dueWrites
 }
 
-// oneAtATime reports whether it has one request under way at a time, and gets as many as the
-// disk does of these.
+// oneAtATime reports whether the container has one request in flight at a time, and gets as many of
+// these as the disk does.
 func (d Demand) oneAtATime(w Window) bool {
 	n, known := w.Capacity[d.Disk].requests(d.Achieved)
-	const alone = 1.1 // requests under way: there is no second one
+	const alone = 1.1 // requests in flight: fewer than two
 	return known && d.total() >= least && n >= enough && d.Under <= time.Duration(alone*float64(w.Length))
 }
 
 func (d Demand) total() uint64 { return d.Achieved.ReadIOPS + d.Achieved.WriteIOPS }
 
-// busy reports whether it had requests under way for a good part of the time.
+// busy reports whether it had requests in flight for a large part of the time.
 func (d Demand) busy(w Window) bool { return d.Under >= time.Duration(busyShare*float64(w.Length)) }
 
-// asks reports whether it has use for more of what it misses: it had requests under way, or
-// it would have asked for a good part of what it has reserved if it had not waited for so long.
+// asks reports whether it could use more of what it misses: it had requests in flight, or, had it not
+// waited, it would have asked for a good part of its reservation.
 func (d Demand) asks(w Window, waited time.Duration) bool {
 	capacity, left := w.Capacity[d.Disk], 1-min(waited.Seconds()/w.Length.Seconds(), mostWaiting)
 	_, gotReads, gotWrites := capacity.Share(d.Achieved)
@@ -124,7 +123,7 @@ func (d Demand) asks(w Window, waited time.Duration) bool {
 	return d.busy(w) || reads && gotReads/left >= asked*dueReads || writes && gotWrites/left >= asked*dueWrites
 }
 
-// foreign returns how long it waited while others ran, by container.
+// foreign returns how long it waited while others ran, by container and for System.
 func (d Demand) foreign() map[container.ID]time.Duration {
 	out := maps.Clone(d.Waited)
 	maps.DeleteFunc(out, func(id container.ID, t time.Duration) bool {
@@ -133,8 +132,8 @@ func (d Demand) foreign() map[container.ID]time.Duration {
 	return out
 }
 
-// others are the shares of the disk that other containers take beyond what they have
-// reserved of it, if together they take enough to be in the way.
+// others returns the shares of the disk that other containers take beyond their reservations, or nil if
+// their sum is too small to interfere.
 func (w Window) others(d Demand) map[container.ID]float64 {
 	out, reserved := w.shares(d.Disk, w.doneAt(d.Disk)), w.reserved(d.Disk)
 	delete(out, d.Container)
@@ -149,15 +148,15 @@ func (w Window) others(d Demand) map[container.ID]float64 {
 	return out
 }
 
-// Details cost a load at the disk some of its IOPS, so that they are measured only while a
-// reservation may be missed for want of a CPU, and else for a moment now and then.
+// Details cost an I/O load some of its IOPS. So they are measured only while a reservation may be
+// missed for want of CPU, and otherwise for a short time at intervals.
 const (
-	detailEvery = 5 * time.Second // at the least: what a container usually waits, and whether help is still needed
-	detailAfter = 5 * time.Second // a reservation was last missed
-	stallShare  = 0.01            // of the time, that tasks are stalled: less costs no reservation a twentieth
+	detailEvery = 5 * time.Second // the longest interval: keeps usual waits up to date, and shows whether help is still needed
+	detailAfter = 5 * time.Second // how long details stay on after a missed reservation
+	stallShare  = 0.01            // of the time: tasks that stall for less cost no reservation a twentieth
 )
 
-// Lacks reports whether a window without details is to have some before it is judged.
+// Lacks reports whether a window without details needs some before Next judges it.
 func (c *Control) Lacks(w Window) bool {
 	if w.Length <= 0 || w.Detailed {
 		return false
@@ -172,18 +171,18 @@ func (c *Control) Lacks(w Window) bool {
 	return false
 }
 
-// Watches reports whether details are to be measured on, after the last window.
+// Watches reports whether details must stay on after the last window.
 func (c *Control) Watches(now time.Time) bool { return now.Sub(c.starved) < detailAfter }
 
-// starved reports whether it misses its reservation, and its tasks were stalled: for a CPU, by a
-// quota, or by the hypervisor.
+// starved reports whether it misses its reservation and its tasks stalled: for a CPU, because of a
+// quota, or because of the hypervisor.
 func (d Demand) starved(w Window) bool {
 	reads, writes := d.missed(w)
 	least := time.Duration(stallShare * float64(w.Length))
 	return (reads || writes) && (!d.Stalls || d.Pressure >= least || w.Stolen >= least)
 }
 
-// noteDetails notes when a window had details, and when it needed them.
+// noteDetails records when a window last had details, and when one last needed them.
 func (c *Control) noteDetails(w Window) {
 	if w.Detailed {
 		c.detailed = w.Taken

@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Details are measured where a reservation is missed and its container was stalled, and to learn
-// what it usually waits, now and then; and not where neither can be.
+// Details are measured while a reservation is missed and its container stalls, and at intervals to
+// learn its usual wait, but not if neither is possible.
 func TestLacks(t *testing.T) {
 	stalled := func(by time.Duration) func(*Demand, map[container.ID]Neighbour) {
 		return func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Pressure, d.Stalls = by, true }
@@ -22,7 +22,7 @@ func TestLacks(t *testing.T) {
 		change  func(*Demand, map[container.ID]Neighbour)
 		stolen  time.Duration
 		want    bool
-		watches bool // then
+		watches bool // afterwards
 	}{
 		{"met", 4, nil, 0, false, false},
 		{"met, a while later", 5, nil, 0, true, false},
@@ -52,7 +52,7 @@ func TestLacks(t *testing.T) {
 	}
 }
 
-// A window without details says nothing about what a container usually waits, and ends no help.
+// A window without details changes no usual wait, and ends no help.
 func TestWithoutDetails(t *testing.T) {
 	var control Control
 	wait := func(at int, detailed bool, change func(*Demand)) Standing {

@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// waits returns what one container waited for another, or for what is none.
+// waits returns how long one container waited because of a culprit, which may be none.
 func (r Reading) waits(victim, culprit container.ID) (all Wait) {
 	for _, w := range r.Waits {
 		if w.Victim == victim && w.Culprit == culprit {
@@ -30,7 +30,7 @@ func (r Reading) waits(victim, culprit container.ID) (all Wait) {
 	return Wait{Victim: victim, Culprit: culprit}
 }
 
-// limit gives a cgroup a hundredth of a CPU, which is less than it gets on a busy host.
+// limit gives a cgroup a hundredth of a CPU, less than it gets on a busy host.
 func limit(t *testing.T, cg testkit.CG) {
 	t.Helper()
 	if cg.CPU == "" {
@@ -42,8 +42,8 @@ func limit(t *testing.T, cg testkit.CG) {
 	}
 }
 
-// heldBack waits until the victim has waited for what throttles it, and checks that the
-// culprit, which ran meanwhile, is not blamed for that.
+// heldBack waits until the victim has waited for its limit, and checks that the culprit that ran
+// meanwhile is not blamed.
 func heldBack(t *testing.T, m *Meter, victim, culprit, by container.ID) {
 	t.Helper()
 	r := until(t, m, "the victim is throttled", func(r Reading) bool { return r.waits(victim, by).For > 100*time.Millisecond })
@@ -52,8 +52,8 @@ func heldBack(t *testing.T, m *Meter, victim, culprit, by container.ID) {
 	}
 }
 
-// A container that has used up its quota waits for no other, however many threads it has
-// and whoever runs meanwhile. So it is with a quota of a group above it.
+// A container without remaining quota waits for no other container, however many threads it has and
+// whoever runs meanwhile. The same holds for a quota of a parent group.
 func TestOwnQuota(t *testing.T) {
 	testkit.InFull(t)
 	for _, above := range []bool{false, true} {
@@ -67,7 +67,7 @@ func TestOwnQuota(t *testing.T) {
 			for range 4 {
 				victim.run(t, cg, 0, "burn")
 			}
-			limit(t, victim.CG) // only now, as they would take long to begin
+			limit(t, victim.CG) // only now: with the limit they would take long to begin
 			m := newMeter(t, victim.Group, culprit.Group)
 			heldBack(t, m, victim.Container, culprit.Container, decide.Quota)
 		})
@@ -87,7 +87,7 @@ func realtime(t *testing.T, pid int, attr unix.SchedAttr) {
 	}
 }
 
-// A container that has used up its real-time budget waits for no other.
+// A container without remaining real-time budget waits for no other.
 func TestOwnRealtime(t *testing.T) {
 	testkit.InFull(t)
 	t.Run("group", func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestOwnRealtime(t *testing.T) {
 	})
 }
 
-// Who hides in cgroups below its own is found at any depth, at CPUs and at disks.
+// Tasks in cgroups below a container's are attributed to it at any depth, on CPUs and on disks.
 func TestDeepCulprit(t *testing.T) {
 	testkit.InFull(t)
 	l, disk := newLoop(t)
@@ -153,7 +153,7 @@ func TestWaitsForIO(t *testing.T) {
 	}
 }
 
-// A container that is only looked at takes no room of one with a reservation.
+// A container that is only shown takes no room from one with a reservation.
 func TestRoomOfReserved(t *testing.T) {
 	looked, culprit := newTenant(t, true), newTenant(t, false)
 	reserved := newTenant(t, true)
@@ -171,7 +171,7 @@ func TestRoomOfReserved(t *testing.T) {
 		return r.waits(reserved.Container, culprit.Container).For > 0 && r.Lost.Pairs > 0
 	})
 
-	// What is full is full for others first.
+	// The room runs out for other containers first.
 	var all []Group
 	for i := range m.objs.Watched.MaxEntries() {
 		all = append(all, Group{Container: container.ID(1<<40 + uint64(i)), V2: 1<<40 + uint64(i), Watched: true})
@@ -190,7 +190,7 @@ func TestRoomOfReserved(t *testing.T) {
 	var a monitorAccount
 	for i := range m.objs.Accounts.MaxEntries() {
 		err := m.objs.Accounts.Put(&monitorPlace{Cgroup: culprit.Group.IO, Major: 1 << 20, Minor: 2 + i}, &a)
-		if !errors.Is(err, unix.E2BIG) { // it is full: somebody does I/O
+		if !errors.Is(err, unix.E2BIG) { // it is full: something does I/O
 			must(t, err)
 		}
 	}

@@ -1,8 +1,7 @@
-// Package monitor counts the block I/O of containers, and measures how long a
-// container waits for a CPU and who runs meanwhile. Nothing of it is in the kernel but
-// while a [Meter] is open: its hooks see every request of the host, and for details every
-// context switch. It judges nothing, and sees no I/O that a disk serves without requests (zram,
-// md, device mapper).
+// Package monitor counts the block I/O of containers, and measures how long a container waits for a CPU
+// and who runs meanwhile. Its programs are in the kernel only while a [Meter] is open: they see every
+// request of the host, and for details every context switch. It judges nothing, and does not see I/O
+// that a disk serves without requests (zram, md, device mapper).
 //
 // Package blockio calls it.
 package monitor
@@ -29,50 +28,50 @@ type Group struct {
 	V2        uint64        // id of its cgroup in the v2 tree
 	IO        uint64        // id of its cgroup with the io or blkio controller; 0: none
 	Watched   bool          // measure how long it waits for CPUs
-	Reserved  []decide.Disk // it has reserved something of these: there is room for it before all others
+	Reserved  []decide.Disk // disks that it has reserved: it gets room before all others
 }
 
 // Account is the I/O of a container at a disk since the Meter was opened.
 type Account struct {
 	Container             container.ID // decide.System for I/O of no container
 	Disk                  decide.Disk
-	Reads, Writes         uint64 // requests completed; neighbours that were merged are one
+	Reads, Writes         uint64 // requests completed; merged neighbours count once
 	ReadBytes, WriteBytes uint64
-	Errors                uint64          // completions with an error; these are in no other figure
+	Errors                uint64          // completions with an error; no other figure includes them
 	Last                  time.Duration   // since the last request was completed
-	Under                 time.Duration   // from requests being made to their completion, summed up
-	Queue                 *hist.Histogram // from a request being made to its being given to the device, of details
-	Device                *hist.Histogram // from there to its completion, of details
+	Under                 time.Duration   // from creation to completion of requests, summed up
+	Queue                 *hist.Histogram // from creation of a request to its issue to the device; a detail
+	Device                *hist.Histogram // from issue to completion; a detail
 }
 
-// Switches says how a watched container used the CPUs since it is watched, of details.
+// Switches is a watched container's use of the CPUs since watching began; a detail.
 type Switches struct {
 	Container              container.ID
 	Voluntary, Involuntary uint64          // context switches
-	Foreign                uint64          // involuntary ones in favour of a task that is not its own
+	Foreign                uint64          // involuntary ones in favour of a task outside the container
 	Wait                   *hist.Histogram // from being woken, or preempted, to running
 }
 
-// Wait says for how long tasks of a watched container waited while another ran on
-// their CPU, added up over the tasks. The culprit may be the container itself. A wait
-// in which the task was throttled is no other's.
+// Wait is how long tasks of a watched container waited while another task ran on their CPU, summed over
+// the waiting tasks. The culprit may be the container itself. The wait of a throttled task is charged
+// to its limit, whichever task ran.
 type Wait struct {
 	Victim, Culprit container.ID
 	For             time.Duration
-	IO              time.Duration // of it, after the task had asked for I/O, or I/O had woken it
+	IO              time.Duration // part of For after the task had asked for I/O, or I/O had woken it
 	Times           uint64
 }
 
-// Lost counts what found no place and is in no figure.
+// Lost counts what found no room in a map and is missing from the figures.
 type Lost struct {
-	Accounts uint64 // requests of a container and disk beyond the 4,096 that there is place for
-	Requests uint64 // requests without a latency, as too many were under way; without details, those of a disk that notes no times
+	Accounts uint64 // requests of a container and disk beyond the 4,096 that there is room for
+	Requests uint64 // requests without a latency, as too many were in flight; without details, those of a disk that records no times
 	Waits    uint64 // waits of tasks
 	Pairs    uint64 // waits without a culprit, as there were too many pairs
-	Levels   uint64 // requests and runs taken for the System's in cgroups too deep to look at all above them
+	Levels   uint64 // requests and runs attributed to the System in cgroups too deep to examine all their parents
 }
 
-// Reading is what a Meter has measured up to a moment.
+// Reading is what a Meter has measured up to one moment.
 type Reading struct {
 	Taken    time.Time
 	Accounts []Account
@@ -82,8 +81,8 @@ type Reading struct {
 	Lost     Lost
 }
 
-// Meter counts I/O from when it is opened until it is closed, and measures details while it is told
-// to: waits for CPUs, and latencies. Its methods are called by one goroutine at a time.
+// Meter counts I/O from Open to Close. While Detail is on, it also measures details: waits for CPUs,
+// and latencies. One goroutine at a time calls its methods.
 type Meter struct {
 	object *bpf.Object
 	links  bpf.Links // of the program that counts
@@ -91,7 +90,7 @@ type Meter struct {
 		programs []*ebpf.Program // loaded
 		links    bpf.Links       // nil: no details are measured
 		since    time.Time       // when these were attached
-		before   time.Duration   // for how long they were, until then
+		before   time.Duration   // how long earlier ones were attached, in all
 	}
 	objs struct {
 		Groups   *ebpf.Map      `ebpf:"fl_groups"`
@@ -108,8 +107,8 @@ type Meter struct {
 	watched          map[container.ID]bool   // true: it has reserved something
 }
 
-// Open begins to count the I/O of the given containers, as Follow does, without details.
-// The kernel must have BTF; the error says what is missing. The caller closes the Meter.
+// Open begins to count the I/O of the given containers, as Follow does, without details. The kernel
+// must have BTF; the error names what is missing. The caller closes the Meter.
 func Open(groups []Group) (_ *Meter, err error) {
 	m := &Meter{groups: make(map[uint64]container.ID), iogroups: make(map[uint64]container.ID), watched: make(map[container.ID]bool)}
 	defer func() {
@@ -129,7 +128,7 @@ func Open(groups []Group) (_ *Meter, err error) {
 	if m.links, err = m.object.Attach(monitorProgFlRqComplete); err != nil {
 		return nil, err
 	}
-	// sched_switch first: those after it put down what it takes up.
+	// sched_switch comes first: it takes up what the others put down.
 	m.detail.programs, err = m.object.Programs(monitorProgFlSwitch, monitorProgFlWakeup, monitorProgFlWakeupNew, monitorProgFlRqIssue)
 	if err != nil {
 		return nil, err
@@ -137,12 +136,12 @@ func Open(groups []Group) (_ *Meter, err error) {
 	return m, nil
 }
 
-// Detail begins to measure details, or ends that. After an error there are none.
+// Detail starts or stops measuring details. After an error no details are measured.
 func (m *Meter) Detail(on bool) error {
 	if on == m.Detailed() {
 		return nil
 	}
-	const never = math.MaxUint64 // while not all programs are attached, no stamp counts, and none is missed
+	const never = math.MaxUint64 // while some programs are not attached, no stamp counts, and none is missed
 	d := &m.detail
 	errs := []error{m.objs.Began.Set(uint64(never))}
 	var began uint64
@@ -168,7 +167,7 @@ func (m *Meter) Detail(on bool) error {
 // Detailed reports whether details are measured.
 func (m *Meter) Detailed() bool { return m.detail.links != nil }
 
-// Supported says why nothing can be measured on this kernel; nil: it can.
+// Supported returns why this kernel cannot measure, or nil.
 func Supported() error {
 	m, err := Open(nil)
 	if err != nil {
@@ -177,9 +176,9 @@ func Supported() error {
 	return errors.Join(m.Detail(true), m.Close())
 }
 
-// Follow measures for the given containers from now on, and for no others: what these
-// do is the System's. An error is of some of them, and the rest is done: those that have
-// reserved something first.
+// Follow measures the given containers from this call on, and no others: I/O of all others is the
+// System's. After an error it continues with the remaining containers. Containers with reservations
+// come first.
 func (m *Meter) Follow(groups []Group) error {
 	first := slices.SortedStableFunc(slices.Values(groups), func(a, b Group) int {
 		return min(len(b.Reserved), 1) - min(len(a.Reserved), 1)
@@ -208,8 +207,8 @@ func (m *Meter) Follow(groups []Group) error {
 	return nil
 }
 
-// watch measures how long containers wait for CPUs, the first before the others where
-// there is no room for all, and no others.
+// watch measures how long the given containers wait for CPUs, and no others. If there is not enough
+// room, the first ones come before the others.
 func (m *Meter) watch(groups []Group) error {
 	most := int(m.objs.Watched.MaxEntries())
 	beyond := max(len(groups)-most, 0)
@@ -223,7 +222,7 @@ func (m *Meter) watch(groups []Group) error {
 		errs = append(errs, fmt.Errorf("waits for CPUs of %d containers are not measured, as there is room for %d", beyond, most))
 	}
 	errs = append(errs, bring(m.objs.Watched, m.watched, want, func(reserved bool) any {
-		s := new(monitorSwitches) // it is counted anew
+		s := new(monitorSwitches) // counts start anew
 		if !reserved {
 			s.Shown = 1
 		}
@@ -232,8 +231,7 @@ func (m *Meter) watch(groups []Group) error {
 	return errors.Join(errs...)
 }
 
-// account makes the accounts of what is reserved, at the expense of others where there is
-// no room.
+// account makes accounts for what is reserved. If the map is full, it deletes accounts of others.
 func (m *Meter) account(groups []Group) error {
 	reserved := make(map[monitorPlace]bool)
 	for _, g := range groups {
@@ -259,18 +257,18 @@ func (m *Meter) account(groups []Group) error {
 	return errors.Join(errs...)
 }
 
-// entry is a key of a map of the kernel, and what is to be there.
+// entry is a key of a kernel map and its intended value.
 type entry[K, V any] struct {
 	key K
 	of  V
 }
 
-// member is an entry of a map of cgroups: the container of one, or itself.
+// member is an entry of a map of cgroups: a cgroup's container, or the cgroup itself.
 type member = entry[uint64, container.ID]
 
 func number(id container.ID) any { return uint64(id) }
 
-// bring brings a map of the kernel from was to want, of which the first come first.
+// bring changes a kernel map from was to want. Earlier entries of want come first.
 func bring[K ~uint64, V comparable](m *ebpf.Map, was map[K]V, want []entry[K, V], value func(V) any) error {
 	var errs []error
 	wanted := make(map[K]bool, len(want))
@@ -296,7 +294,7 @@ func bring[K ~uint64, V comparable](m *ebpf.Map, was map[K]V, want []entry[K, V]
 	return errors.Join(errs...)
 }
 
-// forget drops the accounts and waits of containers that are known no more.
+// forget deletes the accounts and waits of unknown containers.
 func (m *Meter) forget(known func(container.ID) bool) error {
 	errs := []error{drop[monitorPlace, monitorAccount](m.objs.Accounts, func(at monitorPlace) bool {
 		_, is := m.accounts[at.Cgroup]
@@ -314,7 +312,7 @@ func (m *Meter) forget(known func(container.ID) bool) error {
 	return errors.Join(errs...)
 }
 
-// drop deletes keys of a map of V.
+// drop deletes the matching keys of a map.
 func drop[K, V any](m *ebpf.Map, which func(K) bool) error {
 	var key K
 	var value V
@@ -340,7 +338,7 @@ func histogram(counts []uint64, sum uint64) *hist.Histogram {
 	return &hist.Histogram{Sub: subBits, Counts: append([]uint64(nil), counts...), Sum: sum}
 }
 
-// Read gives what was measured up to now. Rows are in no order.
+// Read returns all measurements up to now. Rows are in no order.
 func (m *Meter) Read() (Reading, error) {
 	r := Reading{Taken: time.Now(), Detailed: m.detail.before}
 	if m.Detailed() {
@@ -353,7 +351,7 @@ func (m *Meter) Read() (Reading, error) {
 	for accounts.Next(&at, &a) {
 		id, known := m.accounts[at.Cgroup]
 		if !known {
-			continue // of one that is followed no more
+			continue // of a container that is no longer followed
 		}
 		r.Accounts = append(r.Accounts, Account{
 			Container: id, Disk: decide.Disk{Major: at.Major, Minor: at.Minor},
@@ -389,7 +387,7 @@ func (m *Meter) Read() (Reading, error) {
 	return r, nil
 }
 
-// Maps says how full the maps are.
+// Maps returns how full the maps are.
 func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }
 
 // Close ends the measurement.

@@ -67,8 +67,8 @@ func newLoop(t *testing.T) (*testkit.Disk, decide.Disk) {
 	l := testkit.NewDisk(t, 4<<20)
 	var st unix.Stat_t
 	must(t, unix.Stat(l.Path, &st))
-	// Two neighbouring reads that wait at once would be merged into one request, and
-	// requests are what is counted.
+	// Two neighbouring reads that wait at the same time would be merged into one request, and the meter
+	// counts requests.
 	merges := filepath.Join("/sys/block", filepath.Base(l.Path), "queue/nomerges")
 	before, err := os.ReadFile(merges)
 	must(t, err)
@@ -102,8 +102,8 @@ func (r Reading) account(id container.ID, d decide.Disk) Account {
 	return Account{Container: id, Disk: d}
 }
 
-// Each request is on the account of the container that made it, once, with its
-// bytes, its direction and its latencies.
+// Each request is counted once, for the container that made it, with its bytes, direction and
+// latencies.
 func TestAccounts(t *testing.T) {
 	testkit.Smoke(t)
 	l, disk := newLoop(t)
@@ -111,7 +111,7 @@ func TestAccounts(t *testing.T) {
 	const conns, count = 3, 40
 	reader := mine.run(t, mine.CG, -1, "disk", "--to", l.Path, "--size", "4096", "--conns", "3", "--count", "40", "--rate", "0")
 	writer := other.run(t, other.CG, -1, "disk", "--to", l.Path, "--size", "8192", "--count", "25", "--writes", "100", "--rate", "0")
-	m := newMeter(t, mine.Group, other.Group) // only now: whoever writes looks first whether it may
+	m := newMeter(t, mine.Group, other.Group) // only now: a writer first checks its permissions
 	began := time.Now()
 	reader.SetRate(load.Flood)
 	writer.SetRate(load.Flood)
@@ -129,8 +129,8 @@ func TestAccounts(t *testing.T) {
 	if most := time.Since(began); a.Last > most || b.Last > most {
 		t.Errorf("the last requests were completed %v and %v ago, the first were made %v ago", a.Last, b.Last, most)
 	}
-	// On 7.2 four of 120 once had no latency. The cause is not proven: maybe the kernel
-	// skips the program where it interrupts itself. What has none must be counted as lost.
+	// On 7.2 four of 120 requests once had no latency. The cause is not proven: maybe the kernel skips a
+	// program that would interrupt itself. A request without latency must count as lost.
 	if n := a.Device.Count(); n == 0 || n > conns*count || n+r.Lost.Requests < conns*count || a.Device.Sum == 0 {
 		t.Errorf("%d latencies for %d reads; lost: %+v", n, conns*count, r.Lost)
 	}
@@ -148,7 +148,7 @@ func TestAccounts(t *testing.T) {
 	testkit.Same(t, "writes of the other", uint64(25), r.account(other.Container, disk).Writes)
 }
 
-// While two compete for a CPU, the watched one waits, and the other is the culprit.
+// While two tenants compete for a CPU, the watched one waits, and the other is the culprit.
 func TestCulprit(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
@@ -178,8 +178,7 @@ func TestCulprit(t *testing.T) {
 	}
 }
 
-// Details come and go. What a thread began to wait for before they came is no wait of theirs, and
-// I/O is counted all the time.
+// Details start and stop. A wait that began before they started is not counted. I/O is always counted.
 func TestDetail(t *testing.T) {
 	testkit.InFull(t)
 	l, disk := newLoop(t)
@@ -226,15 +225,14 @@ func TestDetail(t *testing.T) {
 			t.Errorf("requests were under way for %v", under)
 		}
 		must(t, m.Detail(false))
-		// Beginning and ending loses nothing.
+		// Starting and stopping loses nothing.
 		if r, err := m.Read(); err != nil || r.Lost.Requests != 0 {
 			t.Errorf("%d requests are lost, %v", r.Lost.Requests, err)
 		}
 	}
 }
 
-// Where there is no place for a wait, it is counted as lost. A stamp that was left
-// behind gives its place to another.
+// A wait without room is counted as lost. A stale stamp gives its place to another one.
 func TestFullRow(t *testing.T) {
 	testkit.InFull(t)
 	testkit.NeedRoot(t)
@@ -243,7 +241,7 @@ func TestFullRow(t *testing.T) {
 	victim.run(t, victim.CG, 0, "burn")
 	m := newMeter(t, victim.Group, culprit.Group)
 	since := m.object.Maps()["fl_since"]
-	// fill has every place taken by a thread that there is not, which has waited from at on.
+	// fill takes every place for a thread that does not exist, waiting since at.
 	const nobody = 1 << 40
 	fill := func(at uint64) {
 		var full monitorStamps
@@ -260,7 +258,7 @@ func TestFullRow(t *testing.T) {
 	until(t, m, "the victim waits", func(r Reading) bool { return waits(r) > 0 })
 
 	now := uint64(clock.Nano())
-	fill(now + 1e12) // they do not become old during the test
+	fill(now + 1e12) // they do not expire during the test
 	before, err := m.Read()
 	must(t, err)
 	after := until(t, m, "waits are lost", func(r Reading) bool { return r.Lost.Waits > before.Lost.Waits+10 })

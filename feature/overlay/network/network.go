@@ -1,7 +1,7 @@
 // Package network finds the overlay networks of this host: the tunnel devices of containers, the
-// uplinks that their packets leave by, and why one is left alone. It also decides which path
-// packets may take to and from a container's end. It decides on what Read has read, loads no BPF
-// and changes nothing. Feature overlay calls it.
+// uplinks of their packets, and why one is left alone. It also chooses the path of packets to and from
+// a container's end. It decides only on what Read has read, loads no BPF and changes nothing. Feature
+// overlay calls it.
 package network
 
 import (
@@ -21,17 +21,17 @@ type Network struct {
 	Path        string // of that namespace
 	Index       int    // of the device
 	Name        string // "flannel.1"
-	Kind        string // "vxlan", "geneve"; if it is refused also "ipip", "wireguard", ...
+	Kind        string // "vxlan", "geneve"; if refused also "ipip", "wireguard", ...
 	VNI         uint32
 	Port        uint16    // UDP destination
 	SourcePorts [2]uint16 // first and last outer source port
 	InheritTOS  bool      // the outer TOS is the inner one
-	Bridge      int       // index of the bridge, in NetNS, of which it is a port; 0: packets are routed to it
+	Bridge      int       // index of its bridge, in NetNS; 0: it is no port, and packets are routed to it
 	BridgeName  string
 	MTU         int // of the device
 
 	VTEPs   []netip.Addr       // known ones of other nodes, sorted; 256 at most
-	Uplinks []Uplink           // for its packets in both directions, sorted; empty while none is known
+	Uplinks []Uplink           // for packets in both directions, sorted; empty while none is known
 	Ends    []container.Device // host ends of its containers: ports of the bridge, or all in NetNS; sorted
 
 	Refused []Reason // why it is left alone; empty: it can be accelerated
@@ -42,8 +42,8 @@ type Uplink struct {
 	Index int
 	Name  string
 	MTU   int
-	// Group is the same for next hops of the same routes: packets go by one, and may come by any
-	// of them. 0: it is alone.
+	// Group is equal for next hops of the same routes: packets leave by one, and may arrive by any of
+	// them. 0: the device is alone.
 	Group uint32
 }
 
@@ -53,21 +53,21 @@ type Reason struct {
 	Text string // a sentence that a user can act on
 }
 
-// The words of reasons.
+// Words for Reason.
 const (
 	External  = "external"  // a program decides about each packet
 	Encrypted = "encrypted" // IPsec takes the packets
-	Format    = "format"    // the header has other contents than the fast path writes
+	Format    = "format"    // the header differs from what the fast path writes
 	Checksum  = "checksum"
 	Inherit   = "inherit" // an outer field depends on the inner packet
 	Link      = "link"    // no Ethernet below
 	Shaped    = "shaped"
 	Filtered  = "filtered"
 	Twin      = "twin"
-	Elsewhere = "elsewhere" // another namespace than the agent's routes its outer packets
+	Elsewhere = "elsewhere" // a namespace other than the agent's routes its outer packets
 	Untrusted = "untrusted" // a container may have made it
 	Kind      = "kind"      // neither VXLAN nor Geneve
-	Unread    = "unread"    // not all could be read
+	Unread    = "unread"    // something could not be read
 	Thread    = "thread"
 	Watched   = "watched"
 	XDP       = "xdp"
@@ -103,7 +103,7 @@ type Space struct {
 const mostVTEPs = 256
 
 // Find returns the networks of a host, sorted by namespace and index. They include tunnels of other
-// kinds that look like those of an overlay.
+// kinds that look like an overlay's.
 func Find(h Host) []Network {
 	var list []Network
 	own := h.Spaces[0]
@@ -128,7 +128,7 @@ func find(h Host, s, own Space, t netdev.Tunnel) Network {
 		VNI: t.VNI, Port: t.Port, SourcePorts: t.Sources, InheritTOS: t.InheritTOS,
 		VTEPs: s.vteps(t), MTU: t.MTU,
 	}
-	if n.SourcePorts[0] >= n.SourcePorts[1] { // as in udp_flow_src_port
+	if n.SourcePorts[0] >= n.SourcePorts[1] { // as udp_flow_src_port does
 		n.SourcePorts = s.Ports
 	}
 	master, _ := s.link(t.Master)
@@ -141,7 +141,7 @@ func find(h Host, s, own Space, t netdev.Tunnel) Network {
 		}
 	}
 	slices.SortFunc(n.Ends, func(a, b container.Device) int { return cmp.Compare(a.Index, b.Index) })
-	n.Ends = slices.Compact(n.Ends) // containers of one pod share them
+	n.Ends = slices.Compact(n.Ends) // containers of one pod share ends
 
 	refuse := func(word, format string, args ...any) {
 		n.Refused = append(n.Refused, Reason{word, fmt.Sprintf(format, args...)})
@@ -198,7 +198,7 @@ func (s Space) link(index int) (netdev.Link, bool) {
 	return s.Links[i], true
 }
 
-// vteps lists the VTEPs of other nodes that a tunnel knows.
+// vteps lists the known VTEPs of other nodes.
 func (s Space) vteps(t netdev.Tunnel) []netip.Addr {
 	var list []netip.Addr
 	add := func(a netip.Addr) {

@@ -94,7 +94,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// What is refused, and what looks like it but is not.
+// Devices that are refused, and similar ones that are not.
 func TestRefused(t *testing.T) {
 	policy := func(change func(*netdev.Policy)) func(*Host, *Space, *netdev.Tunnel) {
 		return func(h *Host, _ *Space, _ *netdev.Tunnel) {

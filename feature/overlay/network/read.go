@@ -22,17 +22,16 @@ const (
 // Reader reads the input of Find.
 type Reader struct {
 	Own  *netdev.NS // the agent's namespace
-	Path string     // of that
+	Path string     // of that namespace
 	Find *netdev.Finder
-	Look func(at container.Device, path string) (qdisc.State, error) // ends.Ends.Look
+	Look func(at container.Device, path string) (qdisc.State, error) // hook.Ends.Look
 	Home func(netns uint64) bool                                     // a container lives in that namespace
 	// Monitor lists devices; it may be nil.
 	Monitor *netdev.Monitor
 }
 
-// Read reads the agent's namespace, and those of host ends of containers, unless a container may
-// have created them. It leaves out what has gone meanwhile. The error means that nothing can be
-// decided.
+// Read reads the agent's namespace, and the namespaces with host ends of containers, unless a container
+// may have created them. It omits what has just gone. After an error, nothing can be decided.
 func (r Reader) Read(list []container.End) (Host, error) {
 	h := Host{Own: r.Own.Inode(), Ends: list}
 	h.Policies, h.Partly = r.Own.Policies(mostPolicies)
@@ -63,7 +62,7 @@ func (r Reader) Read(list []container.End) (Host, error) {
 		h.Spaces = append(h.Spaces, s)
 	}
 	h.Groups = groups(ways)
-	// Of the devices that any tunnel leads to.
+	// The state of all devices that tunnels lead to.
 	for _, s := range h.Spaces {
 		for _, leads := range s.Leads {
 			for _, index := range leads {
@@ -74,8 +73,8 @@ func (r Reader) Read(list []container.End) (Host, error) {
 	return h, nil
 }
 
-// groups numbers the sets of next hops. A device that other routes lead to by itself, or with others,
-// is in none.
+// groups numbers the sets of next hops. A device that is also in another set, or alone on a route, has
+// no group.
 func groups(ways map[way][]int) map[int]uint32 {
 	of := make(map[int]uint32)
 	for _, hops := range ways {
@@ -104,7 +103,7 @@ func (r Reader) space(ns *netdev.NS, path string, ways map[way][]int) (s Space, 
 		NetNS: ns.Inode(), Path: path, Trusted: true, Outer: -1, Unread: make(map[int]error),
 		Routed: make(map[int]bool), Leads: make(map[int][]int), State: make(map[int]qdisc.State),
 	}
-	// An incomplete list counts.
+	// An incomplete list is still used.
 	all := func(err error) error {
 		if errors.Is(err, netdev.ErrMany) {
 			s.Unread[0] = err
@@ -126,7 +125,7 @@ func (r Reader) space(ns *netdev.NS, path string, ways map[way][]int) (s Space, 
 			if all(err) != nil {
 				return s, err
 			}
-			s.Routed[l.Index] = slices.ContainsFunc(routes, func(r netdev.Route) bool { // none that each device has
+			s.Routed[l.Index] = slices.ContainsFunc(routes, func(r netdev.Route) bool { // ignoring routes that every device has
 				return !r.To.Addr().IsLinkLocalUnicast() && !r.To.Addr().IsMulticast()
 			})
 		}
@@ -155,7 +154,7 @@ func (r Reader) space(ns *netdev.NS, path string, ways map[way][]int) (s Space, 
 	return s, nil
 }
 
-// leads finds the devices of the agent's namespace that a tunnel's packets leave by.
+// leads lists the devices of the agent's namespace that a tunnel's packets leave by.
 func (r Reader) leads(s Space, t netdev.Tunnel, ways map[way][]int) (list []int) {
 	to := s.vteps(t)
 	if t.Remote.IsMulticast() {
@@ -165,7 +164,7 @@ func (r Reader) leads(s Space, t netdev.Tunnel, ways map[way][]int) (list []int)
 		w := way{a, t.Local, t.Below}
 		by, known := ways[w]
 		if !known {
-			// No route: the tunnel cannot send there either.
+			// Without a route, the tunnel cannot send there either.
 			by, _ = r.Own.RouteTo(a, t.Local, t.Below)
 			slices.Sort(by)
 			ways[w] = by
@@ -199,8 +198,8 @@ func (r Reader) look(s *Space, index int) {
 	s.State[index] = state
 }
 
-// End reads the input of Way, except what fairlead itself wants, for an end of a container with the
-// namespace inside. Errors: journal.ErrGone, netdev.ErrNoLink or netdev.ErrNoNS if it has gone.
+// End reads the input of Way for an end of a container, except what other features want. inside is the
+// container's namespace. Errors: journal.ErrGone, netdev.ErrNoLink or netdev.ErrNoNS if it has gone.
 func (r Reader) End(e container.End, inside *netdev.NS) (state EndState, err error) {
 	state = EndState{Kind: e.Inside.Kind, Trusted: e.Host && e.Trusted && !r.Home(e.NetNS)}
 	l, err := inside.Link(e.Inside.Index)

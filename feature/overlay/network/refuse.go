@@ -57,12 +57,12 @@ func taken(s Space, l netdev.Link, refuse func(word, format string, args ...any)
 	}
 }
 
-// shapes reports whether a root qdisc queues packets. Devices without a queue have noqueue, and
-// those that are down noop, which is not shown.
+// shapes reports whether a root qdisc queues packets. Devices without a queue have noqueue. Devices
+// that are down have noop, which dumps omit.
 func shapes(root string) bool { return root != "" && root != "noqueue" && root != "noop" }
 
-// behind names what others run after our program of a name, or after all tcx programs if it is not
-// attached yet.
+// behind names a foreign program that runs after our program of this name, or, while that is not
+// attached, after all tcx programs.
 func behind(list []qdisc.Hooked, name string) string {
 	at := slices.IndexFunc(list, func(p qdisc.Hooked) bool { return p.Ours && p.Name == name && name != "" })
 	for _, p := range list[at+1:] {
@@ -81,7 +81,7 @@ func text(p qdisc.Hooked) string {
 	return "a filter (" + p.Kind + ")"
 }
 
-// encrypted finds a policy that may take packets of the network, or drop them.
+// encrypted returns an IPsec policy that may take or drop packets of the network.
 func encrypted(policies []netdev.Policy, t netdev.Tunnel, n Network) (netdev.Policy, bool) {
 	i := slices.IndexFunc(policies, func(p netdev.Policy) bool {
 		local, remote := p.From, p.To
@@ -103,13 +103,13 @@ func encrypted(policies []netdev.Policy, t netdev.Tunnel, n Network) (netdev.Pol
 
 const protocolUDP = 17
 
-// mayBeFrom reports whether one of the ports may be selected. A partial mask counts as selecting
-// some, and so do unknown ports.
+// mayBeFrom reports whether a selector may match one of the ports. Partial masks and unknown ports
+// count as a match.
 func mayBeFrom(p netdev.PortMask, ports [2]uint16) bool {
 	return p.Mask != 0xffff || ports[1] == 0 || p.Port >= ports[0] && p.Port <= ports[1]
 }
 
-// mayBe reports whether an address is, or if it is unknown may be, in a prefix.
+// mayBe reports whether an address, if it is known, is in a prefix.
 func mayBe(p netip.Prefix, a netip.Addr) bool {
 	return !a.IsValid() || !p.IsValid() || p.Contains(a.Unmap())
 }
@@ -126,7 +126,7 @@ func policyText(p netdev.Policy) string {
 	return fmt.Sprintf("%s (ip xfrm policy, %s %s)", does, direction, peer)
 }
 
-// twins refuses networks that packets on the wire do not distinguish.
+// twins refuses networks with packets that look the same on the wire.
 func twins(list []Network) {
 	type wire struct {
 		kind string
@@ -153,12 +153,12 @@ func twins(list []Network) {
 	}
 }
 
-// stranger returns why a device that is neither VXLAN nor Geneve, but looks like an overlay's, is
-// left alone. An administrator's own tunnel does not count.
+// stranger returns why a device is left alone that looks like an overlay's, but is neither VXLAN nor
+// Geneve. It ignores an administrator's own tunnel.
 func stranger(s Space, l netdev.Link) (Reason, bool) {
 	switch l.Kind {
 	case "ipip", "sit", "ip6tnl", "gre", "ip6gre":
-		// Each namespace has one that is never used.
+		// Each namespace has a default one that is never used.
 		if l.Up && s.Routed[l.Index] {
 			return Reason{Kind, fmt.Sprintf("it is a tunnel of kind %s, as Calico's IPIP: VXLAN can be accelerated", l.Kind)}, true
 		}
@@ -174,5 +174,5 @@ func stranger(s Space, l netdev.Link) (Reason, bool) {
 	return Reason{}, false
 }
 
-// wireguards are the devices of Flannel, Calico, Cilium and Antrea.
+// wireguards lists the device names of Flannel, Calico, Cilium and Antrea.
 var wireguards = []string{"flannel-wg", "flannel-wg-v6", "wireguard.cali", "wg-v6.cali", "cilium_wg0", "antrea-wg0"}

@@ -13,39 +13,39 @@ type Mode string
 
 // The modes.
 const (
-	Peer Mode = "peer" // into its device, past the host end
-	End  Mode = "end"  // by the host end, with all its hooks
+	Peer Mode = "peer" // into its device, bypassing the host end
+	End  Mode = "end"  // by the host end, through all its hooks
 	Slow Mode = "slow" // by the kernel's own path
 )
 
 // EndState is the state of a container's device and of its host end.
 type EndState struct {
 	Kind     string      // of the container's device
-	Ether    bool        // which has Ethernet headers
+	Ether    bool        // it has Ethernet headers
 	Trusted  bool        // the namespace of the host end was not created by a container
 	Host     qdisc.State // of the host end
-	Master   qdisc.State // of the bridge that the host end is a port of
+	Master   qdisc.State // of the host end's bridge
 	Bridge   int         // index of that bridge; 0: none
 	Threaded bool        // NAPI threads poll the container's device
 	XDP      bool        // it has an XDP program
 	MTU      int         // the lowest of the container's device, the host end and that bridge
 	Watched  bool        // a feature observes packets at the container's device
 
-	// The names of our programs at the host end: Send takes packets away, at ingress; Arrive learns
-	// from those that arrive, at egress.
+	// Names of our programs at the host end: Send takes packets away, at ingress; Arrive learns from
+	// packets that arrive, at egress.
 	Send, Arrive string
 }
 
-// Ways is how packets reach a container, and whether they may leave it by the fast path.
+// Ways is the path of packets to a container, and whether the fast path may take packets from it.
 type Ways struct {
 	In     Mode
 	WhyIn  Reason // why it is not Peer
 	Out    bool
-	WhyOut Reason // why packets may not leave by it
+	WhyOut Reason // why packets may not leave by the fast path
 }
 
-// Way decides. Nothing that packets would bypass may be there: otherwise they go by End, which
-// passes all hooks of the host end, or by the slow path.
+// Way decides on the paths. Packets must not bypass anything: where something is in place, they go by
+// End, through all hooks of the host end, or by the slow path.
 func Way(e EndState) Ways {
 	if r, ok := e.neither(); ok {
 		return Ways{In: Slow, WhyIn: r, WhyOut: r}
@@ -60,7 +60,7 @@ func Way(e EndState) Ways {
 	return w
 }
 
-// neither returns a reason that applies to both directions.
+// neither returns a reason against both directions.
 func (e EndState) neither() (Reason, bool) {
 	switch {
 	case e.Kind != "veth" && e.Kind != "netkit":

@@ -12,9 +12,9 @@ import (
 
 const ms = time.Millisecond
 
-// Two looks, a second apart, at an uplink of 1 Gbit/s on which packets wait for 8 ms. Container 2
-// sends 107 MB of 125; container 1 is the one in question: it has sent 12.5 MB by one socket, all of
-// which waited here.
+// Two looks, a second apart, at an uplink of 1 Gbit/s on which packets wait for 8 ms. Container 2 sends
+// 107 MB of 125. Container 1 is under test: it has sent 12.5 MB on one socket, and all of them waited
+// here.
 func looks(change func(was, now *Uplink, before, s *Sender)) (Uplink, Uplink) {
 	const cookie, other = 7, 8
 	at := time.Unix(1_800_000_000, 0)
@@ -74,8 +74,7 @@ func TestLosses(t *testing.T) {
 	}
 }
 
-// A container of which one socket is slowed elsewhere is not said to lose here: how much of that it
-// is nobody knows.
+// If one socket of a container is slowed elsewhere, no loss is reported, because its size is unknown.
 func TestHeldElsewhere(t *testing.T) {
 	was, now := looks(nil)
 	s := now.Senders[7]

@@ -38,9 +38,9 @@ type Meter struct {
 	followed map[Class]bool
 }
 
-// Open begins to measure the given classes, as Follow does. host is the inode of the host's network
-// namespace. It does not measure packets that already wait. The kernel must have BTF. The
-// caller closes the Meter.
+// Open starts to measure the given classes, as Follow does. host is the inode of the host's network
+// namespace. Packets that already wait are not measured. The kernel must have BTF. The caller closes
+// the Meter.
 func Open(host uint64, classes []Class) (_ *Meter, err error) {
 	m := &Meter{followed: make(map[Class]bool)}
 	defer func() {
@@ -57,7 +57,7 @@ func Open(host uint64, classes []Class) (_ *Meter, err error) {
 	if err := m.Follow(classes); err != nil {
 		return nil, err
 	}
-	// In the other order, packets without a stamp would be looked up.
+	// In the other order, the dequeue program would look up packets without a stamp.
 	if m.links, err = m.object.Attach(delayProgFlEnqueue, delayProgFlDequeue); err != nil {
 		return nil, err
 	}
@@ -73,9 +73,9 @@ func Supported() error {
 	return m.Close()
 }
 
-// Follow measures exactly the given classes from now on. Classes that were already measured
-// continue; the others begin at zero. Packets of any other class count for the device's
-// qdisc.MinorDefault, if that is measured. An error concerns some classes; the rest is done.
+// Follow measures exactly the given classes from this call on. Classes that were already measured
+// continue; the others start at zero. Packets of any other class count for the device's
+// qdisc.MinorDefault, if that is measured. An error concerns some classes; the others are done.
 func (m *Meter) Follow(classes []Class) error {
 	var errs []error
 	wanted := make(map[Class]bool, len(classes))

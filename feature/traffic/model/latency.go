@@ -8,7 +8,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// after returns how many bits a curve has promised by t.
+// after returns the bits that a curve has promised by t.
 func after(c qdisc.Curve, t time.Duration) float64 {
 	if t <= c.D {
 		return float64(c.M1) * t.Seconds()
@@ -16,13 +16,13 @@ func after(c qdisc.Curve, t time.Duration) float64 {
 	return float64(c.M1)*c.D.Seconds() + float64(c.M2)*(t-c.D).Seconds()
 }
 
-// realTime returns a curve that lets burst bytes of a class with a guaranteed rate leave within
-// latency, and whether there is one.
+// realTime returns a curve by which burst bytes of a class with a guaranteed rate leave within latency,
+// and whether such a curve exists.
 //
-// The paper's formulas (1) and (2) are wrong as they are printed: the time that is lost is that of
-// the largest packet of *anybody* at the rate of the *link*, not of an own one at the own rate,
-// which gives 20 ms - 120 ms in the paper's own example; and r·L is 250 bytes there, less than one
-// packet. With sigma the burst, Lmax the largest packet (lmax, in bytes) and R the link:
+// The paper's formulas (1) and (2) are wrong as printed. The time that is lost is that of the largest
+// packet of *any* class at the rate of the *link*, not of the class's own packet at its own rate, which
+// gives 20 ms - 120 ms in the paper's own example. And r·L is 250 bytes there, less than one packet.
+// With sigma the burst, Lmax the largest packet (lmax, in bytes) and R the link:
 //
 //	d  = L - Lmax/R
 //	m1 = max(r, sigma/d)
@@ -42,9 +42,9 @@ func realTime(l Link, lmax int, rate uint64, burst int, latency time.Duration) (
 	return qdisc.Curve{M1: m1, D: d, M2: rate}, m1 <= l.Rate
 }
 
-// promised is the rate of a class's real-time curve in bit/s: its own rate, and half of its share
-// by weight. The other half comes by link share, a little later when a class with a latency wakes.
-// Promising it too would leave nothing to promise to a latency.
+// promised is the rate of a class's real-time curve in bit/s: its own rate, and half of its share by
+// weight. The other half comes from link sharing, a little later when a class with a latency wakes up.
+// If it were promised too, no latency could be.
 func promised(t Tenant, c Class) uint64 {
 	return max(c.Guaranteed-(c.Guaranteed-min(t.Rate, c.Guaranteed))/2, minShare)
 }
@@ -54,9 +54,8 @@ func wire(bytes int, rate uint64) time.Duration {
 	return time.Duration(muldiv(uint64(bytes)*8, uint64(time.Second), rate) + 1)
 }
 
-// feasible reports whether all latencies can be kept at once: the curves of all classes, which wake
-// at the same moment, never promise more than the link carries. ts and classes are in the same
-// order.
+// feasible reports whether all latencies can be kept at once: even if all classes wake up at the same
+// moment, their curves never promise more than the link carries. ts and classes are in the same order.
 func feasible(l Link, ts []Tenant, classes []Class) error {
 	var curves []qdisc.Curve
 	for i, t := range ts {
@@ -70,7 +69,7 @@ func feasible(l Link, ts []Tenant, classes []Class) error {
 	if at == 0 {
 		return nil
 	}
-	// Of the tenants that need more at first than later, the one with the highest slot is refused;
+	// Among the tenants that need more at first than later, the one with the highest slot is refused, and
 	// the one with the greatest need is named.
 	last, greedy := -1, -1
 	for i, c := range curves {
@@ -98,16 +97,15 @@ func feasible(l Link, ts []Tenant, classes []Class) error {
 	return r
 }
 
-// tooMany refuses the last of too many tenants on a slow link, which has not even the least share
-// left.
+// tooMany refuses the last of too many tenants on a slow link, which cannot give each the least share.
 func tooMany(l Link, ts []Tenant) error {
 	return &Refusal{Slot: ts[len(ts)-1].Slot, Key: "rate", err: ErrOverLink,
 		Reason: fmt.Sprintf("%d tenants with at least %s each are too many for the %s link", len(ts), policy.FormatRate(minShare), policy.FormatRate(l.Rate))}
 }
 
-// crossing returns a time at which the curves promise more than the link has carried, and how many
-// bits; 0 if there is none. The promise is linear between the breakpoints of the curves, and does
-// not outgrow the link in the end.
+// crossing returns a time by which the curves promise more than the link can carry, and the bits
+// promised; 0 if there is none. The promise is linear between the breakpoints of the curves, and grows
+// no faster than the link in the end.
 func crossing(l Link, curves []qdisc.Curve) (time.Duration, float64) {
 	// A time far beyond any breakpoint stands for the end.
 	at := []time.Duration{time.Hour}
@@ -129,8 +127,8 @@ func crossing(l Link, curves []qdisc.Curve) (time.Duration, float64) {
 	return 0, 0
 }
 
-// leastLatency returns the shortest latency of one tenant that lets all curves fit, up to the
-// longest that policy allows.
+// leastLatency returns the shortest latency of one tenant with which all curves fit, up to the longest
+// that policy allows.
 func leastLatency(l Link, t Tenant, rate uint64, curves []qdisc.Curve, i int) (time.Duration, bool) {
 	const step, longest = 10 * time.Microsecond, 10 * time.Second
 	fits := func(latency time.Duration) bool {
@@ -178,12 +176,12 @@ func roundUp(d time.Duration) time.Duration {
 	return (d + step - 1) / step * step
 }
 
-// inTurn reports whether HTB, which knows no deadlines, can keep all latencies. It serves a class
-// within its own rate before any that borrows, and among these the smallest prio first
-// (net/sched/sch_htb.c, htb_dequeue); so exactly the tenants with a latency have the smallest. Such
-// a tenant i has to wait for one packet of another that is being sent, its own burst, and what the
-// others like it may send: each its burst and one packet more, as HTB looks at what is left of a
-// burst before it sends and not after, and from then on its guaranteed rate:
+// inTurn reports whether HTB, which has no deadlines, can keep all latencies. HTB serves a class within
+// its own rate before any that borrows, and among these the smallest prio first (net/sched/sch_htb.c,
+// htb_dequeue). So only the tenants with a latency have the smallest prio. Such a tenant i waits for
+// one packet of another class that is being sent, for its own burst, and for the other tenants with a
+// latency. Each of these may send its burst and one packet more, because HTB checks the burst before it
+// sends and not after, and then its guaranteed rate:
 //
 //	delay_i = (Lmax + sigma_i + sum_j (sigma_j + Lmax)) / (R - sum_j r_j)
 //
@@ -197,7 +195,7 @@ func inTurn(l Link, ts []Tenant, classes []Class) error {
 	if sum > l.Rate {
 		return tooMany(l, ts)
 	}
-	for i := len(ts) - 1; i >= 0; i-- { // the newest first: it is refused
+	for i := len(ts) - 1; i >= 0; i-- { // the newest first, because it is the one to refuse
 		if ts[i].Latency == 0 {
 			continue
 		}
@@ -208,7 +206,7 @@ func inTurn(l Link, ts []Tenant, classes []Class) error {
 	return nil
 }
 
-// turn returns the longest wait of a packet of tenant i.
+// turn returns the longest time that a packet of tenant i waits.
 func turn(l Link, ts []Tenant, classes []Class, i int) time.Duration {
 	lmax := l.largest(ts[i])
 	bytes, rate := uint64(lmax+l.MTU), l.Rate
@@ -222,11 +220,11 @@ func turn(l Link, ts []Tenant, classes []Class, i int) time.Duration {
 	return time.Duration(min(muldiv(bytes*8, uint64(time.Second), rate), uint64(longest))) + 1
 }
 
-// ownBurst is how much an urgent tenant may send at once. Its savings delay the others like it, so
-// they are no more than it needs.
+// ownBurst is how much an urgent tenant may send at once, in bytes. Saved-up bandwidth delays the other
+// urgent tenants, so it is no more than a tenant needs.
 func ownBurst(l Link) int { return 2 * l.MTU }
 
-// tooLate refuses tenant i, which would wait for longer than its latency.
+// tooLate refuses tenant i, which would wait longer than its latency.
 func tooLate(l Link, ts []Tenant, classes []Class, i int, need time.Duration) error {
 	others, greedy := 0, -1
 	for j, t := range ts {

@@ -1,6 +1,6 @@
 // Package model divides one link between containers: it converts policy to the classes of a shaper
-// (CNTC, section 3). It is pure arithmetic and knows nothing of the host. Rates are in bit/s, sizes
-// in bytes.
+// (CNTC, section 3). It is pure arithmetic and does not touch the host. Rates are in bit/s, sizes in
+// bytes.
 //
 // It refuses a set of guarantees that the link cannot keep as a whole, with a reason, and never
 // scales it down. Package traffic calls it, and makes the classes.
@@ -23,9 +23,8 @@ type Link struct {
 	Name string
 	Rate uint64 // bit/s; 0: not known, see Unkept
 	MTU  int    // bytes of a frame on the wire, link header included
-	// MaxPacket is the largest packet that the device accepts in one piece, in
-	// bytes, super-packets (GSO) included; 0 is MTU. Nothing can overtake a
-	// packet that is being sent.
+	// MaxPacket is the largest packet that the device accepts in one piece, in bytes, including
+	// super-packets (GSO); 0 is MTU. Nothing can overtake a packet that is being sent.
 	MaxPacket int
 	// Splits: the shaper can split packets of a class into frames.
 	Splits bool
@@ -38,18 +37,18 @@ type Link struct {
 // Tenant is one network tenant and its due on the Link.
 type Tenant struct {
 	Slot identity.Slot
-	Name string // for reasons
+	Name string // for Refusal.Reason
 	policy.Net
 	// Bare: only the cgroup tree reports it; see maxBare.
 	Bare bool
 }
 
-// Class is what one tenant gets. identity.Nobody has the default class, for the host's own packets
-// and containers without policy.
+// Class is the bandwidth of one tenant. identity.Nobody has the default class, for the host's own
+// packets and containers without policy.
 type Class struct {
 	Slot       identity.Slot
-	Guaranteed uint64 // bit/s, whatever the others send; 0: the link's rate is not known
-	Ceil       uint64 // bit/s, with the link idle; 0: all that such a link carries
+	Guaranteed uint64 // bit/s, whatever others send; 0: the link's rate is unknown
+	Ceil       uint64 // bit/s on an idle link; 0: all that a link of unknown rate carries
 	Weight     uint64 // share of idle bandwidth, in units of Plan.PerWeight
 	Level      int    // order for idle bandwidth, 0 to 7, the smallest first
 	Split      int    // larger packets are cut into frames, bytes; 0: no splitting
@@ -57,7 +56,7 @@ type Class struct {
 	HFSC       qdisc.HFSC
 }
 
-// Plan is how a Link is divided.
+// Plan is the division of a Link.
 type Plan struct {
 	Link    Link
 	Root    qdisc.HTB  // of the class that lends to all others
@@ -81,13 +80,13 @@ const unit = 1000
 // defaultWeight is the weight of a tenant with neither weight nor rate.
 const defaultWeight = 1
 
-// minShare is the least guaranteed rate, in bit/s, because a class of HTB cannot have a rate of 0.
-// It is policy's least rate, and needs no admission: the 5 % that are never promised have room for
-// it.
+// minShare is the smallest guaranteed rate, in bit/s, because HTB does not allow a rate of 0. It is the
+// smallest rate of policy, and needs no admission, because it fits into the 5 % that are never
+// promised.
 const minShare = 1000
 
-// maxBare limits what all bare tenants together are promised, in percent of the link, so that a
-// process that may make cgroups cannot take the rest.
+// maxBare limits what all bare tenants together are promised, in percent of the link, so that a process
+// that may create cgroups cannot take the rest.
 const maxBare = 50
 
 // Compute divides a link among tenants and the default class. This is Algorithm 1 of the paper as a
@@ -98,10 +97,10 @@ const maxBare = 50
 //     ceil leaves over;
 //   - a tenant with both gets both, and one with neither has a weight of 1.
 //
-// On a link with an unknown rate it keeps what can be kept; see Link.Unkept.
+// On a link of unknown rate it keeps what it can; see Link.Unkept.
 //
-// If a promise cannot be kept it returns a *Refusal; of several, for the highest slot, which likely
-// came last.
+// If a promise cannot be kept, it returns a *Refusal; of several, the one for the highest slot, which
+// likely came last.
 func Compute(l Link, tenants []Tenant) (Plan, error) {
 	if l.MaxPacket == 0 {
 		l.MaxPacket = l.MTU
@@ -119,7 +118,7 @@ func Compute(l Link, tenants []Tenant) (Plan, error) {
 	return Plan{Link: l}.share(ts, l.Rate/100*admitted)
 }
 
-// share assigns each tenant its class; most is the limit of all promises, bit/s.
+// share assigns each tenant its class. most limits the sum of all promises, in bit/s.
 func (p Plan) share(ts []Tenant, most uint64) (_ Plan, err error) {
 	l := p.Link
 	static := uint64(0) // the paper's B_s: what is promised as rates; the rest is its B_d
@@ -127,8 +126,8 @@ func (p Plan) share(ts []Tenant, most uint64) (_ Plan, err error) {
 		static += t.Rate
 	}
 	shares := divide(most-min(static, most), ts)
-	// The bandwidth of a unit of weight, from a share that no ceil limits: that of the default
-	// class, which has none.
+	// The default class shows the bandwidth of a unit of weight, because it has no ceil that limits its
+	// share.
 	p.PerWeight = max(shares[0]/defaultWeight, minShare)
 	lvl := ranks(l, ts)
 	for i, t := range ts {
@@ -151,8 +150,8 @@ func (p Plan) share(ts []Tenant, most uint64) (_ Plan, err error) {
 // weighted reports whether a tenant takes part in the division by weight.
 func (t Tenant) weighted() bool { return t.Weight > 0 }
 
-// admit checks what can be checked before the division. It returns the tenants by slot, with
-// defaults filled in, after the default class.
+// admit makes the checks that need no division. It returns the tenants by slot, with defaults filled
+// in, after the default class.
 func admit(l Link, tenants []Tenant) ([]Tenant, error) {
 	ts := append([]Tenant{{Slot: identity.Nobody, Name: "the host and containers without policy"}}, tenants...)
 	slices.SortStableFunc(ts, func(a, b Tenant) int { return cmp.Compare(a.Slot, b.Slot) })
@@ -190,7 +189,7 @@ func admit(l Link, tenants []Tenant) ([]Tenant, error) {
 	return ts, nil
 }
 
-// overLink names a rate that does not fit, and one that would.
+// overLink names a rate that does not fit, and a rate that would.
 func overLink(l Link, ts []Tenant, why error) error {
 	last := len(ts) - 1
 	for ts[last].Rate == 0 {
@@ -220,9 +219,9 @@ func overLink(l Link, ts []Tenant, why error) error {
 	return r
 }
 
-// divide assigns each tenant its part of pool by weight, up to the room between its rate and its
-// ceil. The others share what a ceil leaves over. Tenants without weight get nothing. Fractions of
-// a bit are dropped.
+// divide assigns each tenant its part of pool by weight, up to the difference of its ceil and its rate.
+// The other tenants share what a ceil leaves over. Tenants without weight get nothing. Fractions of a
+// bit are dropped.
 func divide(pool uint64, ts []Tenant) []uint64 {
 	order := make([]int, 0, len(ts))
 	var weights uint64
@@ -256,10 +255,10 @@ func divide(pool uint64, ts []Tenant) []uint64 {
 	return shares
 }
 
-// ranks assigns each tenant a level by its priority; tenants without one come last. If there are
-// more priorities than levels, each level is an interval of them (the paper's priority intervals),
-// cut by rank for each set of tenants, so that the levels are evenly used. Under HTB the first
-// level is for tenants with a latency, if there are any: see inTurn.
+// ranks assigns each tenant a level by its priority; tenants without one come last. If there are more
+// priorities than levels, each level covers an interval of priorities (the paper's priority intervals).
+// The intervals are cut by rank for each set of tenants, so that the levels are evenly used. Under HTB
+// the first level is for tenants with a latency, if there are any: see inTurn.
 func ranks(l Link, ts []Tenant) []int {
 	const none = 1 << 62
 	of := func(t Tenant) int {
@@ -296,7 +295,7 @@ func ranks(l Link, ts []Tenant) []int {
 // urgent reports whether a tenant's latency requires that it is served first.
 func (t Tenant) urgent(l Link) bool { return !l.HFSC && t.Latency > 0 }
 
-// muldiv is a*b/c without overflow on the way, at most the largest number; 0 for c = 0.
+// muldiv returns a*b/c without intermediate overflow, at most the largest number; 0 for c = 0.
 func muldiv(a, b, c uint64) uint64 {
 	if c == 0 {
 		return 0
@@ -321,7 +320,7 @@ type Refusal struct {
 	Slot   identity.Slot
 	Key    string // "rate" or "latency"
 	Reason string // the limit, and the other container if there is one
-	Mend   string // what would make it possible; "": nothing
+	Mend   string // the remedy; "": there is none
 
 	err error
 }
@@ -339,16 +338,16 @@ func (r *Refusal) Unwrap() error { return r.err }
 // ErrOverLink is wrapped by a Refusal for guarantees that a link cannot keep.
 var ErrOverLink = errors.New("guaranteed rates exceed the link")
 
-// admitted is the part of a link that can be promised, in percent. The rest is for headers that the
-// rates do not count, and for the host itself.
+// admitted is the part of a link that can be promised, in percent. The rest is for the host, and for
+// headers that the rates do not count.
 const admitted = 95
 
 // Admitted returns how much of a link can be promised, in bit/s.
 func Admitted(link uint64) uint64 { return link/100*admitted + link%100*admitted/100 }
 
-// fitLink checks that the guaranteed rates of the tenants of one link add up to at most 95 % of it;
-// all in bit/s. It ignores zero rates, which guarantee nothing. The error wraps [ErrOverLink] and
-// names the sum.
+// fitLink checks that the guaranteed rates of the tenants of one link add up to at most 95 % of it; all
+// in bit/s. It ignores rates of zero, which guarantee nothing. The error wraps [ErrOverLink] and states
+// the sum.
 func fitLink(link uint64, rates []uint64) error {
 	var sum uint64
 	tenants, overflow := 0, false
@@ -374,16 +373,16 @@ func fitLink(link uint64, rates []uint64) error {
 const (
 	fastest = 1 << 40 // faster than any link: the device limits a class before HTB does
 	usual   = 1_000_000_000
-	// slowest is divided by weight before any priority counts, so that a container with a high one
-	// leaves at least that to all others, the host included. Without priorities fastest is divided:
-	// the turns are the same, and a class that does not borrow costs less.
+	// slowest is divided by weight before any priority counts, so that a container with a high priority
+	// leaves at least that to all others, including the host. Without priorities fastest is divided: the
+	// turns are the same, and a class that does not borrow costs less CPU time.
 	slowest = 10_000_000
 )
 
-// Unkept lists those of a tenant's keys that are not kept on this link because its rate is unknown.
-// A ceil is kept all the same. So are weights and priorities of what is sent: the device takes no
-// more than the link carries, and packets wait in their order. What was received has passed the
-// link, and nothing waits.
+// Unkept lists those of a tenant's keys that this link does not keep because its rate is unknown. A
+// ceil is kept in any case. So are weights and priorities of what is sent: the device takes no more
+// than the link carries, and packets wait in their order. Received packets have already passed the
+// link, so nothing waits.
 func (l Link) Unkept(keys []string) (unkept []string) {
 	for _, k := range keys {
 		if l.Rate == 0 && (k == "rate" || k == "latency" || l.Received && k != "ceil") {
@@ -393,7 +392,7 @@ func (l Link) Unkept(keys []string) (unkept []string) {
 	return unkept
 }
 
-// unknown is Compute for a link with an unknown rate.
+// unknown is Compute for a link of unknown rate.
 func unknown(l Link, tenants []Tenant) (Plan, error) {
 	kept, own := make([]Tenant, len(tenants)), uint64(fastest)
 	for i, t := range tenants {

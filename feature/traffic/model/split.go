@@ -16,8 +16,7 @@ const tags = 8
 func (l Link) Frame() int { return min(l.MTU+tags, l.MaxPacket) }
 
 // largest is the largest packet that a tenant may have to wait for. A tenant that has not asked for
-// splitting does not benefit when others do, and so does not lose its latency when they no longer
-// need it.
+// splitting does not benefit when others have, so it does not lose its latency when they stop.
 func (l Link) largest(t Tenant) int {
 	if t.Split {
 		return l.Frame()
@@ -25,8 +24,8 @@ func (l Link) largest(t Tenant) int {
 	return l.MaxPacket
 }
 
-// fit reports whether all latencies can be kept, and lets packets be split into frames if necessary
-// and allowed. It returns the tenants as it assumed them: with Split where it is used.
+// fit checks whether all latencies can be kept, and plans to split packets into frames where that is
+// necessary and allowed. It returns the tenants as assumed: with Split only if it is used.
 func (p *Plan) fit(ts []Tenant) ([]Tenant, error) {
 	check := inTurn
 	if p.Link.HFSC {
@@ -49,8 +48,8 @@ func (p *Plan) fit(ts []Tenant) ([]Tenant, error) {
 	return nil, p.allow(err, ts, check)
 }
 
-// split splits the packets of all classes that a tenant relying on it may have to wait for: all,
-// except the class of a single such tenant.
+// split marks all classes whose packets a tenant that relies on splitting may have to wait for: all
+// classes, except that of a single such tenant.
 func (p *Plan) split(ts []Tenant) {
 	p.Split = p.Link.Frame()
 	relying := 0
@@ -66,7 +65,7 @@ func (p *Plan) split(ts []Tenant) {
 	}
 }
 
-// allow adds to a refusal whether splitting the packets of others would keep the latency.
+// allow adds to a refusal whether splitting other tenants' packets would keep the latency.
 func (p *Plan) allow(err error, ts []Tenant, check func(Link, []Tenant, []Class) error) error {
 	r := new(Refusal)
 	i := -1
@@ -90,12 +89,12 @@ func (p *Plan) allow(err error, ts []Tenant, check func(Link, []Tenant, []Class)
 	return err
 }
 
-// burstTime limits the rate and the ceil that a class saves up. A timer that fires later costs
-// rate; a ceil is exceeded by at most a hundredth in one second.
+// burstTime limits the bandwidth that a class saves up. If a timer fires later than that, the class
+// loses rate; a ceil is exceeded by at most 1 % within a second.
 const burstTime = 10 * time.Millisecond
 
-// turnTime limits the turn of the class with the greatest weight, and so, roughly, the wait of the
-// others.
+// turnTime limits the turn of the class with the greatest weight, and so, roughly, the time that the
+// others wait.
 const turnTime = 5 * time.Millisecond
 
 // parameters computes the parameters of both shapers.
@@ -115,8 +114,8 @@ func (p *Plan) parameters(ts []Tenant) {
 		if ts[i].urgent(p.Link) {
 			c.HTB.Burst = uint32(ownBurst(p.Link))
 		}
-		// Each leaf has a real-time curve, or it would starve behind those that have one. feasible
-		// has admitted this curve.
+		// Every leaf needs a real-time curve, or it starves behind those that have one. feasible has admitted
+		// this curve.
 		c.HFSC.RealTime, _ = realTime(p.Link, p.Link.largest(ts[i]), promised(ts[i], *c), p.Link.MTU, ts[i].Latency)
 		share := max(muldiv(c.Weight, p.PerWeight, unit), minShare)
 		c.HFSC.LinkShare = qdisc.Curve{M1: share, M2: share}
@@ -126,16 +125,16 @@ func (p *Plan) parameters(ts []Tenant) {
 	}
 }
 
-// burst is the amount that a rate sends in burstTime, at least two frames.
+// burst returns the bytes that a rate sends in burstTime, at least two frames.
 func (p *Plan) burst(rate uint64) uint32 {
 	b := muldiv(rate, uint64(burstTime), 8*uint64(time.Second))
 	return uint32(min(max(b, 2*uint64(p.Link.MTU)), 1<<31))
 }
 
-// quanta returns the quantum of a weight. HTB lets a class send one packet more than its quantum
-// per turn. So the least quantum must be as long as the largest packet for the shares of
-// super-packets to be right, but the greatest must not hold up the others for too long. If both are
-// impossible, turns are short, and shares are right for packets of one frame.
+// quanta returns the quantum of a weight. In each turn HTB lets a class send one packet more than its
+// quantum. So the smallest quantum must be as large as the largest packet, or the shares of
+// super-packets are wrong. But the largest quantum must not hold up the others for too long. If both
+// are impossible, turns are short, and shares are right for packets of one frame.
 func (p *Plan) quanta() func(weight uint64) uint32 {
 	least, greatest := p.Classes[0].Weight, uint64(0)
 	for _, c := range p.Classes {
