@@ -41,8 +41,8 @@ type Object struct {
 	closed bool
 }
 
-// Open reads an object by bpf2go's function and sets variables for all of its programs. Nothing is
-// in the kernel yet. shared are maps of other objects that its programs use in place of their own.
+// Open reads an object by bpf2go's function and sets variables for all of its programs. It loads
+// nothing into the kernel yet. Programs use shared maps, of other objects, in place of their own.
 func Open(name string, read func() (*ebpf.CollectionSpec, error), vars Vars, shared Maps) (*Object, error) {
 	spec, err := read()
 	if err == nil {
