@@ -31,7 +31,7 @@ type rounds struct {
 	procs   map[recordKey]*process
 	live    map[container.ID]*entry
 	settled bool // the last round left no work for the next
-	awaits  bool // there are runtimes, and each cgroup older than youth has been seen
+	awaits  bool // there are runtimes, and every source has listed: an unseen cgroup is new
 
 	early map[string]int // first processes of created containers, by cgroup: see begun
 }

@@ -246,7 +246,7 @@ type offer struct {
 	mu      sync.Mutex
 	amount  int
 	changed chan struct{} // closed when amount changes
-	streams int           // open streams; kubelet opens one after registration, and the plugin is withdrawn at its end
+	streams int           // open streams; kubelet opens one after registration, and closes it when it ends
 	told    time.Time     // time of the last registration, unless a stream or the server has ended since
 	err     error
 }
