@@ -3,7 +3,7 @@
 PREFIX  ?= /usr/local
 DESTDIR ?=
 RELEASE = $(shell sed -n 's/^const Release = "\(.*\)"/\1/p' api/version.go)
-# As a suffix the commit, unless it has the release's tag or there is no git.
+# The suffix is the commit, unless it has the release's tag or there is no git.
 VERSION ?= $(RELEASE)$(shell git describe --tags --always --dirty 2>/dev/null | sed '/^v$(RELEASE)$$/d; s/-/./g; s/^/-dev+/')
 FUZZTIME ?= 5s
 STATICCHECK_VERSION = v0.8.2
@@ -16,16 +16,16 @@ CYCLONEDX_VERSION = v1.10.0
 CYCLONEDX = build/cyclonedx-$(CYCLONEDX_VERSION)/cyclonedx-gomod
 
 export CGO_ENABLED = 0
-# grpc's traces in golang.org/x/net link templates, with which nothing unused can be left out.
+# grpc's traces in golang.org/x/net link templates, which keep the linker from dropping unused code.
 TAGS = grpcnotrace
 LDFLAGS = -s -w -X main.version=$(VERSION)
-# Of what is released. Go would stamp whether the clone holds files of nobody's commit: VERSION names
-# the commit.
+# Flags of releases. Go would stamp whether the clone has uncommitted files, but
+# VERSION names the commit.
 RELEASED = -trimpath -buildvcs=false -tags '$(TAGS)' -ldflags '$(LDFLAGS)'
 
-# Packages whose tests look for what they leave (testkit.Main) change the host, so they
-# run one after another, and meanwhile the next one is built. Others that import testkit
-# run beside them. New packages fall into place.
+# Packages whose tests check what they leave behind (testkit.Main) change the host,
+# so they run one after another, and the next one is built meanwhile. Other packages
+# that import testkit run beside them. New packages are found automatically.
 HAS_TESTS = {{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}
 TESTED = $(shell go list -e -f '$(HAS_TESTS)' ./... | grep -v '/test/vm ' | while read -r package dir; do \
 	if grep -qsE '^[^"]*\<(Main|Run)\((c\.)?m\)' $$dir/*_test.go; then echo host:$$package; \
@@ -33,13 +33,13 @@ TESTED = $(shell go list -e -f '$(HAS_TESTS)' ./... | grep -v '/test/vm ' | whil
 PURE_TESTS = $(patsubst pure:%,%,$(filter pure:%,$(TESTED)))
 KIT_TESTS = $(patsubst kit:%,%,$(filter-out $(RACED),$(filter kit:%,$(TESTED))))
 HOST_TESTS = $(patsubst host:%,%,$(filter-out $(RACED),$(filter host:%,$(TESTED))))
-# What has goroutines of its own is worth the race detector, though its tests
-# change the host.
+# Packages that start goroutines are worth the race detector, even though their
+# tests change the host.
 RACED = $(filter %/agent %/agent/serve %/api %/discover %/cmd/fairlead/node %/cmd/fairlead/views,$(filter host:% kit:%,$(TESTED)))
 RACE_TESTS = $(patsubst kit:%,%,$(patsubst host:%,%,$(RACED)))
-# A package's time includes what it waits for its turn.
+# A package's time includes the wait for its turn.
 TURNS = -timeout $(if $(filter full,$(TIER)),60m,20m) -exec 'flock -o /run/fairlead-turns.lock'
-# With RACE=-race (as .ci/run has it) these run under the race detector, once.
+# With RACE=-race (as in .ci/run) these run under the race detector, once.
 RACE ?=
 
 .PHONY: help version build install install-files install-docs manual package image release release-tools demo test test-full fleet race fuzz vm bars lint generate check-generated clean
@@ -66,18 +66,18 @@ install-files: manual install-docs
 	done
 	cp -R build/manual/. $(DESTDIR)$(PREFIX)/share/
 
-# With their folders, so that the links between them hold.
+# With their folders, so that links between them work.
 install-docs:
 	for doc in LICENSE packaging/*.md packaging/*.service packaging/fairlead.yaml $$(find examples packaging/kubernetes -type f) $$(find *.md docs feature -name '*.md' -not -name '*_TEMPLATE.md') docs/pictures/*; do \
 		install -D -m 0644 $$doc $(DESTDIR)$(PREFIX)/share/doc/fairlead/$$doc || exit 1; \
 	done
 
-# When what is built was written, for all dates in it: the same sources make the same bytes.
+# The time of the sources, for all dates in builds: equal sources make equal bytes.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
 
-# Made by a build of this machine's: for another architecture they are the same. With the flags of the
-# program its packages are compiled once.
+# Made by a build for this machine, as they are the same for every architecture.
+# With the flags of the program, its packages are compiled only once.
 manual:
 	rm -rf build/manual
 	GOARCH= TZ=UTC go run $(TRIM) -tags '$(TAGS) manual' -ldflags '-X main.version=$(VERSION)' ./cmd/fairlead build/manual
@@ -85,7 +85,7 @@ manual:
 ARCH ?= $(shell go env GOARCH)
 TREE = build/package/$(ARCH)
 OUT ?= build/release
-# Before a release, apk has one name for all versions: a commit is none that it takes.
+# apk has one name for all versions before a release, because it accepts no commit.
 package: $(NFPM) ## deb, rpm and apk for ARCH, into OUT
 	rm -rf $(TREE)
 	mkdir -p $(TREE)/program $(OUT)
@@ -100,10 +100,10 @@ package: $(NFPM) ## deb, rpm and apk for ARCH, into OUT
 		ARCH=$(ARCH) VERSION=$$version $(NFPM) package -f $(TREE)/nfpm.yaml -p $$kind -t $(OUT)/ || exit 1; \
 	done
 
-# A tag has no "+": Helm's way with versions in labels.
+# A tag has no "+", which Helm replaces in the versions of labels, too.
 IMAGE ?= ghcr.io/fairlead-project/fairlead:$(subst +,_,$(VERSION))
 IMAGE_PARTS = $(subst :, ,$(IMAGE))
-# The manifests that are applied with that image: base or observe-only.
+# The manifests to apply with that image: base or observe-only.
 BASE ?= base
 IMAGE_TOOL = build/image
 image: $(IMAGE_TOOL) ## the container image as an OCI archive for amd64 and arm64, into OUT, and what applies it to a cluster
@@ -116,12 +116,12 @@ image: $(IMAGE_TOOL) ## the container image as an OCI archive for amd64 and arm6
 	@printf '%s\n' 'resources: [../../packaging/kubernetes/$(BASE)]' 'images: [{name: $(word 1,$(IMAGE_PARTS)), newTag: "$(word 2,$(IMAGE_PARTS))"}]' >build/kubernetes/kustomization.yaml
 	@printf '%s\n' 'On each node:  ctr -n k8s.io images import $(OUT)/fairlead-$(VERSION)-image.tar' 'Then:          kubectl apply -k build/kubernetes'
 
-# Its modules are none of ours.
+# Its modules are not ours.
 .PHONY: $(IMAGE_TOOL)
 $(IMAGE_TOOL):
 	GOARCH= go -C packaging/image build -o $(CURDIR)/$@ .
 
-# An ssh key that signs the checksums (ssh-keygen -Y sign); none: they are not signed.
+# The ssh key that signs the checksums (ssh-keygen -Y sign); empty: no signature.
 RELEASE_KEY ?=
 release: $(CYCLONEDX) ## packages and the image for all architectures, the chart, what is in them (SBOM), checksums and, with RELEASE_KEY, their signature, into build/release
 	rm -rf $(OUT)

@@ -59,20 +59,20 @@ type Agent struct {
 	pace    pace
 	started time.Time
 
-	alone   io.Closer // this network namespace's only agent; nil: not claimed
+	alone   io.Closer // claims this network namespace; nil: not claimed
 	set     containers
 	policy  *policy.Store
 	journal *journal.Journal
-	opener  func() journal.Opener // for a list of entries opened now
+	opener  func() journal.Opener // makes an opener for the journal's entries as they stand now
 	all     []feature.Feature
 
 	identity *identity.Identity   // nil where there is none
 	ends     *hook.Ends           // nil: no feature attaches programs
 	plugin   *deviceplugin.Plugin // nil: kubelet is offered nothing
 
-	guaranteed guaranteed // what that is offered
+	guaranteed guaranteed // the amounts offered to kubelet
 
-	workers   []*worker // of the features that work here
+	workers   []*worker // one for each feature that this host supports
 	rewritten *rewritten
 	fences    map[string]*fence // by feature
 	parts     parts
@@ -82,11 +82,11 @@ type Agent struct {
 	rounding sync.Mutex    // one round at a time
 	probing  sync.Mutex    // one Doctor at a time
 
-	setting sync.Mutex // one Set at a time; guards hand
+	setting sync.Mutex // serializes Set; guards hand
 	hand    []policy.Override
 
-	keeping  sync.Mutex // one write of the last good policy at a time
-	keptWhen time.Time  // of the version written last
+	keeping  sync.Mutex // serializes writes of the last good policy
+	keptWhen time.Time  // time of the version written last
 
 	fresh  fresh
 	layout func() (cgroup.Layout, error) // found once
@@ -119,8 +119,8 @@ type Agent struct {
 	rounds    roundCounts
 }
 
-// fresh caches the answers to containers, which ask as often as they like. It has a mutex of its
-// own, because making an answer takes those of the features.
+// fresh caches the answers to containers, which ask as often as they like. It needs its own mutex,
+// because computing an answer takes the mutexes of the features.
 type fresh struct {
 	mu      sync.Mutex
 	at      time.Time
@@ -131,13 +131,13 @@ type fresh struct {
 // roundCounts counts the rounds since start.
 type roundCounts struct {
 	made uint64
-	took time.Duration // all together
+	took time.Duration // sum over all rounds
 }
 
-// New opens the journal, constructs sources, policy and features, and changes nothing on the host.
-// Run handles what an earlier agent left.
+// New opens the journal and constructs sources, policy and features. It changes nothing on the
+// host. Run handles what an earlier agent left behind.
 //
-// Errors: probe.ErrKernel; an invalid MetricsAddr; ErrTwo; journal.ErrBusy if another agent has
+// Errors: probe.ErrKernel; an invalid MetricsAddr; ErrTwo; journal.ErrBusy if another agent holds
 // StateDir.
 func New(cfg Config) (*Agent, error) {
 	if err := probe.Supported(); err != nil {
@@ -244,7 +244,7 @@ func assemble(cfg Config, set containers, store *policy.Store, j *journal.Journa
 // nudge requests a round.
 func (a *Agent) nudge() { poke(a.kick) }
 
-// poke wakes who waits at a channel of capacity 1, now or next.
+// poke wakes the receiver of a channel of capacity 1, or lets its next receive return at once.
 func poke(waits chan<- struct{}) {
 	select {
 	case waits <- struct{}{}:
@@ -252,10 +252,10 @@ func poke(waits chan<- struct{}) {
 	}
 }
 
-// Run works until ctx ends, and then stops cleanly: it removes what it has applied, restores what
-// remains in the journal, and closes everything. It is called once. The error is nil after a clean
-// stop. However a call to the host or to the state directory hangs, Run returns within a minute after
-// the end of ctx: what is in force then stays in the journal.
+// Run works until ctx ends. Then it removes what it has applied, restores what remains in the
+// journal, and closes everything. It is called once. The error is nil after a clean stop. Even if a
+// call to the host or to the state directory hangs, Run returns within a minute after the end of
+// ctx; the journal then keeps the changes in force.
 func (a *Agent) Run(ctx context.Context) error {
 	done := make(chan error, 1)
 	go func() { done <- a.run(ctx) }()
@@ -281,12 +281,12 @@ func (a *Agent) run(ctx context.Context) error {
 		}
 		return errors.Join(append(errs, a.close())...)
 	}
-	// Before the first round, which without its policy would undo what an earlier agent has left in
+	// Before the first round: a round without this policy would undo what an earlier agent left in
 	// force for running containers.
 	a.recallPolicy()
 	a.reload()
 	a.recall()
-	// Changes that have lapsed meanwhile must not be adopted.
+	// Changes that have lapsed since must not be adopted.
 	a.undo(func(e journal.Entry) bool { return e.Expired(a.pace.now()) })
 	a.adopt()
 	opened := a.rewritten.begin()
@@ -323,8 +323,8 @@ func (a *Agent) run(ctx context.Context) error {
 			stopped <- w.stop(end)
 		}()
 	}
-	// The first that fails ends all the others, and the agent. Any of them may be waiting for a
-	// feature that hangs.
+	// The first loop that fails ends the others and the agent. A loop may be waiting for a feature
+	// that hangs.
 	loops := make(chan error, 1)
 	go func() { loops <- g.Wait() }()
 	<-ctx.Done()
@@ -344,8 +344,8 @@ func (a *Agent) run(ctx context.Context) error {
 	return errors.Join(err, a.await(end, stopped), a.restoreAll(), a.recorder.await(), a.close())
 }
 
-// await waits until every worker has stopped, or has had the time to. It abandons a worker that
-// hangs in a feature; the journal has its changes.
+// await waits until every worker has stopped, or until end. It abandons a worker that hangs in a
+// feature; the journal still has its changes.
 func (a *Agent) await(end context.Context, stopped <-chan error) error {
 	var errs []error
 	for range a.workers {
@@ -359,8 +359,8 @@ func (a *Agent) await(end context.Context, stopped <-chan error) error {
 	return errors.Join(errs...)
 }
 
-// restoreAll undoes what is left in the journal, as far as time permits. The rest is for `fairlead
-// restore`, or the next agent.
+// restoreAll undoes what is left in the journal, as far as time permits. `fairlead restore` or the
+// next agent undoes the rest.
 func (a *Agent) restoreAll() error {
 	done := make(chan error, 1)
 	go func() {
@@ -397,8 +397,8 @@ func (a *Agent) close() error {
 	return errors.Join(errs...)
 }
 
-// inForce waits until the container with an id of its runtime is there, and each feature has done what is wanted
-// for it, or has failed to. The error is that of ctx.
+// inForce waits until the container with this runtime id runs, and each feature has applied its
+// policy or has failed to. The error is that of ctx.
 func (a *Agent) inForce(ctx context.Context, id string) error {
 	for {
 		changed := a.set.Changed()

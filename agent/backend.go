@@ -25,7 +25,7 @@ import (
 
 var _ serve.Backend = (*Agent)(nil)
 
-// target returns what a container is due, as of the last round.
+// target returns the Target of a container, as of the last round.
 func (a *Agent) target(c container.Container) policy.Target {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -190,7 +190,7 @@ func (a *Agent) Reload(context.Context) (api.PolicyStatus, error) {
 	return a.policyStatus(), nil
 }
 
-// freshFor is the age limit of an answer to a container. Containers ask as often as they like, and
+// freshFor bounds the age of an answer to a container. Containers ask as often as they like, but
 // must not make the host read its counters as often.
 const freshFor = 250 * time.Millisecond
 
@@ -202,11 +202,11 @@ func (a *Agent) Self(ctx context.Context, p serve.Peer) (api.Self, error) {
 	}
 	t := a.target(c)
 	out := api.Self{ID: api.ID(c.ID), Name: c.Name, Policy: wireSettings(t.Effective()), Features: a.statuses(t), Measured: []api.FeatureSamples{}}
-	for i, s := range out.Policy { // the rest is the host's business, and others'
+	for i, s := range out.Policy { // the origin may reveal other containers or the host
 		out.Policy[i] = api.Setting{Key: s.Key, Value: s.Value}
 	}
 	for i, s := range out.Features {
-		if s.Error != "" { // it may contain the host's business
+		if s.Error != "" { // it may reveal the host's configuration
 			out.Features[i].Error = "see the host's administrator"
 		}
 	}
@@ -214,7 +214,7 @@ func (a *Agent) Self(ctx context.Context, p serve.Peer) (api.Self, error) {
 	defer a.fresh.mu.Unlock()
 	if now := time.Now(); now.Sub(a.fresh.at) > freshFor {
 		a.fresh.at, a.fresh.reports = now, nil
-		a.fresh.samples, _ = a.Samples(ctx) // what does not answer is left out
+		a.fresh.samples, _ = a.Samples(ctx) // a feature that does not answer is left out
 		for _, f := range a.all {
 			r, ok := f.(feature.SelfReporter)
 			if !ok {
@@ -228,11 +228,11 @@ func (a *Agent) Self(ctx context.Context, p serve.Peer) (api.Self, error) {
 				continue
 			}
 			a.fresh.reports = append(a.fresh.reports, func(c container.Container, out *api.SelfReports) {
-				fence.read("self report", c.ID, func() { report(c, out) }) // without its part, if it panics
+				fence.read("self report", c.ID, func() { report(c, out) }) // a panic costs only this part of the report
 			})
 		}
 	}
-	others := func(s api.Sample) bool { // about another container, or names one
+	others := func(s api.Sample) bool { // it belongs to another container, or a label names one
 		return s.Container != api.ID(c.ID) || slices.ContainsFunc(s.Labels, func(l api.Label) bool { return l.Container != 0 })
 	}
 	for _, f := range a.fresh.samples.Features {
@@ -245,14 +245,14 @@ func (a *Agent) Self(ctx context.Context, p serve.Peer) (api.Self, error) {
 	return out, nil
 }
 
-// Caller returns the container of a peer, or 0 if it is in no known one.
+// Caller returns the container of a peer, or 0 if the agent knows none.
 func (a *Agent) Caller(p serve.Peer) api.ID {
 	c, _ := a.containerOf(p)
 	return api.ID(c.ID)
 }
 
-// containerOf finds the container of a peer: the one with the peer's cgroup or, if its processes
-// are in cgroups of their own, the nearest above.
+// containerOf finds the container of a peer: its cgroup is the peer's, or the nearest one above it,
+// as processes of a container may be in child cgroups.
 func (a *Agent) containerOf(p serve.Peer) (container.Container, bool) {
 	layout, err := a.layout()
 	if err != nil || p.PID == 0 {
@@ -280,9 +280,8 @@ func (a *Agent) containerOf(p serve.Peer) (container.Container, bool) {
 // listenPause is the pause of an optional server before it tries to listen again.
 const listenPause = time.Second
 
-// servers opens the sockets, and returns their serving functions. The agent's own socket takes its
-// commands, and only another agent answers there: without it there is an error. The others are
-// tried again.
+// servers opens the sockets, and returns their serving functions. Failing to listen on the agent's
+// own socket is an error: only another agent can be listening there. The others are retried.
 func (a *Agent) servers() (list []func(context.Context) error, err error) {
 	if path := a.cfg.Socket; path != "" {
 		l, err := serve.Listen(path)
@@ -312,8 +311,8 @@ func (a *Agent) servers() (list []func(context.Context) error, err error) {
 	return list, nil
 }
 
-// optional returns a server that the agent works without: any local user may listen at its address
-// first. It listens at once if it can.
+// optional returns a server that the agent can work without, as any local user may take its address
+// first. It listens at once if it can, and otherwise retries.
 func (a *Agent) optional(what string, listen func() (net.Listener, error), serve func(context.Context, net.Listener) error) func(context.Context) error {
 	l, err := listen()
 	return func(ctx context.Context) error {

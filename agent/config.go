@@ -17,26 +17,26 @@ import (
 // PolicyDir or MetricsAddr means none.
 type Config struct {
 	Roots       kernel.Roots // zero: kernel.Default()
-	StateDir    string       // of the journal; one agent at a time
+	StateDir    string       // directory of the journal; one agent at a time
 	Socket      string       // of the API
 	SelfSocket  string       // of the API for containers
-	PolicyDir   string       // its *.yaml are the policy files
-	ImageLabels bool         // labels of images are policy, like those of containers
-	ViewGroup   string       // of those who may only look, by name or number; a host without it has no socket for them
-	MetricsAddr string       // of the metrics page: host:port, or unix:/path
-	// MetricsToken is the path of a file with the token that the page asks for; empty: it asks for none.
+	PolicyDir   string       // holds the policy files, *.yaml
+	ImageLabels bool         // labels of images are policy, too
+	ViewGroup   string       // group with read-only access, by name or number; if the host lacks it, there is no socket for it
+	MetricsAddr string       // address of the metrics page: host:port, or unix:/path
+	// MetricsToken is the path of the file with the token that the page requires; empty: none.
 	MetricsToken string
 
 	// The addresses of runtimes; empty: the usual ones. Sources, if not nil, replaces the sources
-	// for these.
+	// at these addresses.
 	DockerHost     string // URL of the Engine API
-	PodmanHost     string // URL of Podman's version of it
+	PodmanHost     string // URL of Podman's Engine API
 	ContainerdAddr string // path of containerd's socket; empty: all of discover.ContainerdAddrs
 	CRIOAddr       string // path of CRI-O's socket
-	Kubeconfig     string // for the annotations of pods as they read now, or kubernetes.InCluster; empty: those of their start count
-	NodeName       string // as the API server knows this node; empty: the host's name
-	SandboxDir     string // state files of package sandbox
-	KubeletDir     string // of kubelet, which is offered what features guarantee; empty: none is
+	Kubeconfig     string // to read the annotations of pods again when they change, or kubernetes.InCluster; empty: a pod keeps those it started with
+	NodeName       string // this node's name in the API server; empty: the hostname
+	SandboxDir     string // directory of the state files of package sandbox
+	KubeletDir     string // kubelet's directory, to offer it what features guarantee; empty: no offers
 	Sources        []discover.Source
 
 	FeatureConfig
@@ -51,7 +51,7 @@ type Config struct {
 	Alive func()
 }
 
-// watch makes the Set of the containers on this host, which starts with what an earlier one knew. ready is discover.Config's.
+// watch makes the Set of this host's containers, starting with known. ready is discover.Config's.
 func watch(cfg Config, known *discover.Known, in parts, doubt func() bool, ready func(context.Context, string) error) *discover.Set {
 	sources, of := cfg.Sources, pods(cfg)
 	if sources != nil {
@@ -95,10 +95,10 @@ type pace struct {
 	call    time.Duration // bound of one call of a feature
 	first   time.Duration // wait after the first failure; doubled after each further one
 	longest time.Duration // bound of that wait
-	refresh time.Duration // how often what is in force is applied again
-	decide  time.Duration // how often to ask features for decisions
-	view    time.Duration // how often to compute the overview
-	stop    time.Duration // for the features to remove what is in force, and for the journal
+	refresh time.Duration // interval at which features are applied again
+	decide  time.Duration // interval at which features are asked for decisions
+	view    time.Duration // interval at which the overview is computed
+	stop    time.Duration // bound of removing what is in force, and of restoring the journal
 	now     func() time.Time
 	jitter  func() float64 // in [0, 1)
 }
@@ -129,8 +129,8 @@ func (p pace) backoff(tries int) time.Duration {
 	return p.spread(backoff.Nth(tries, p.first, p.longest))
 }
 
-// rest is the pause after the nth panic in a row of one container, or of one method that reads. The
-// first is long enough that no single one makes the feature unavailable.
+// rest is the pause after the nth panic in a row for one container, or of one method that reads.
+// The first pause is so long that these alone never make the feature unavailable.
 func (p pace) rest(n int) time.Duration {
 	return p.spread(backoff.Nth(n, panicTime/2, p.refresh))
 }

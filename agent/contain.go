@@ -21,17 +21,17 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
-// This file recovers panics; nothing else of the agent does. docs/decisions/0014 says which ones,
-// and what follows.
+// This file recovers panics; no other file of the agent does. docs/decisions/0014 says which panics
+// are recovered, and what follows.
 
 const (
-	mostPanics = 3 // of one feature within panicTime: it is unavailable from then on
+	mostPanics = 3 // panics of one feature within panicTime that make it unavailable
 	panicTime  = time.Minute
-	loopRest   = 5 * time.Second // of a loop that has panicked
+	loopRest   = 5 * time.Second // pause of a loop after a panic
 )
 
-// place is where a panic comes from: a method, a loop or a request, and the container that it is for;
-// 0 if it is for none.
+// place is where a panic happened: a method, a loop or a request, and the container that it was
+// called for; 0 means none.
 type place struct {
 	op string
 	of container.ID
@@ -44,7 +44,7 @@ func (p place) String() string {
 	return p.op + " of container " + p.of.String()
 }
 
-// panicked is the error of a call that has ended in a panic.
+// panicked is the error of a call that panicked.
 type panicked struct {
 	place
 	value any
@@ -59,11 +59,11 @@ func isPanic(err error) bool {
 	return errors.As(err, &p)
 }
 
-// errRests is the error of what is not called for some time, after a panic.
+// errRests is the error of a call that is skipped for some time after a panic.
 var errRests = errors.New("is not called for a while, as it has panicked")
 
-// end ends the process with the stack of a panic that is being recovered, although the goroutine may
-// be one of a server that recovers it, too.
+// end ends the process with the stack of the panic being recovered. It panics in a new goroutine,
+// because a server may recover panics of this one.
 func end(value any) {
 	stack := debug.Stack()
 	go panic(fmt.Sprintf("%v\n\n%s", value, stack))
@@ -73,12 +73,12 @@ func end(value any) {
 // panics counts panics, and logs the stack of each kind once.
 type panics struct {
 	log    *slog.Logger
-	doubt  func() bool // the agent's own state is in doubt: panics pass; nil: never
+	doubt  func() bool // reports that the agent's own state is in doubt: then panics are not recovered; nil: never
 	count  atomic.Uint64
-	logged sync.Map // texts
+	logged sync.Map // the texts logged so far
 }
 
-// note takes the value that recover has returned, in the deferred function that has called it.
+// note records the value that recover returned. A deferred function calls it right after recover.
 func (p *panics) note(at place, value any) *panicked {
 	stack := debug.Stack()
 	if m, ok := value.(*netdev.Panic); ok {
@@ -94,11 +94,11 @@ func (p *panics) note(at place, value any) *panicked {
 	return err
 }
 
-// try calls fn. A panic of fn is its error, a *panicked.
+// try calls fn. If fn panics, the error is a *panicked.
 func (p *panics) try(at place, fn func() error) (err error) {
 	defer func() {
 		if p.doubt != nil && p.doubt() {
-			return // without recover: what panics goes on
+			return // without recover: the panic continues
 		}
 		if value := recover(); value != nil {
 			err = p.note(at, value)
@@ -107,20 +107,20 @@ func (p *panics) try(at place, fn func() error) (err error) {
 	return fn()
 }
 
-// fence keeps the panics of one feature, or of one part that keep runs, from the rest of the agent. All
-// calls of a feature, and the turns of its loops, go through it.
+// fence isolates the rest of the agent from the panics of one feature, or of one part that keep
+// runs. All calls of a feature, and the turns of its loops, go through it.
 type fence struct {
 	panics
 	pace pace
 	fell func() // called when the feature becomes unavailable; nil: nothing
 
-	troubled atomic.Bool // there was a panic: look at what follows
+	troubled atomic.Bool // there was a panic: check the fields below
 
 	mu      sync.Mutex
 	times   []time.Time // of the last panics
 	resting map[place]resting
 	readers map[string]*reader // by method
-	why     string             // it is unavailable; "" if it is not
+	why     string             // why it is unavailable; "" if it is available
 }
 
 // resting is the state of a method or loop that has panicked.
@@ -133,7 +133,7 @@ func newFence(f feature.Feature, p pace, log *slog.Logger) *fence {
 	return &fence{panics: panics{log: log.With("feature", f.Name())}, pace: p, resting: make(map[place]resting), readers: make(map[string]*reader)}
 }
 
-// parts are the fences of what the agent does beside features, by name. They are made before it runs.
+// parts are the fences, by name, of the agent's parts beside the features. All exist before it runs.
 type parts map[string]*fence
 
 func (p parts) add(name string, log *slog.Logger, doubt func() bool) *fence {
@@ -141,8 +141,8 @@ func (p parts) add(name string, log *slog.Logger, doubt func() bool) *fence {
 	return p[name]
 }
 
-// keep calls run, and again after a panic and a pause that grows, until ctx ends. After too many panics
-// it returns why it does not any more. told takes that, and the error of each panic.
+// keep calls run until ctx ends. After a panic it waits, longer each time, and calls run again.
+// After too many panics it returns the reason to give up. told takes that, and each panic.
 func (f *fence) keep(ctx context.Context, run func(context.Context) error, told func(error)) (err error) {
 	ctx, f.fell = context.WithCancel(ctx)
 	defer f.fell()
@@ -173,7 +173,7 @@ func (f *fence) keep(ctx context.Context, run func(context.Context) error, told 
 	}
 }
 
-// unavailable returns why the feature is called no more; "" if it is.
+// unavailable returns why the feature is no longer called; "" if it still is.
 func (f *fence) unavailable() string {
 	if f == nil || !f.troubled.Load() {
 		return ""
@@ -183,7 +183,7 @@ func (f *fence) unavailable() string {
 	return f.why
 }
 
-// call calls fn. A panic of fn is its error.
+// call calls fn. If fn panics, or the feature is unavailable, it returns an error.
 func (f *fence) call(at place, fn func() error) error {
 	if why := f.unavailable(); why != "" {
 		return errors.New(why)
@@ -191,7 +191,7 @@ func (f *fence) call(at place, fn func() error) error {
 	return f.try(at, fn)
 }
 
-// try is call, available or not. Too many panics make the feature unavailable.
+// try is call without the check for availability. Too many panics make the feature unavailable.
 func (f *fence) try(at place, fn func() error) error {
 	err := f.panics.try(at, fn)
 	if p, ok := err.(*panicked); ok && f.strike(p) && f.fell != nil {
@@ -215,8 +215,8 @@ func (f *fence) strike(p *panicked) (fell bool) {
 	return true
 }
 
-// often is call for what is called again and again by itself. After a panic it is not called for the
-// time that rest returns for that many panics in a row.
+// often is call for code that is called again and again. After a panic it skips calls for the time
+// that rest returns for the number of panics in a row.
 func (f *fence) often(at place, rest func(panics int) time.Duration, fn func()) error {
 	if f.troubled.Load() && f.rests(at) {
 		return fmt.Errorf("%s %w", at, errRests)
@@ -242,12 +242,12 @@ func (f *fence) rests(at place) bool {
 	return f.pace.now().Before(f.resting[at].until)
 }
 
-// read calls a method that reads something for others.
+// read calls a method that only reads.
 func (f *fence) read(method string, of container.ID, fn func()) error {
 	return f.often(place{method, of}, f.pace.rest, fn)
 }
 
-// turn makes a turn of a loop. One that panics again and again makes the feature unavailable.
+// turn runs one turn of a loop. A loop that keeps panicking makes the feature unavailable.
 func (f *fence) turn(loop string, fn func()) error {
 	return f.often(place{op: loop}, func(int) time.Duration { return loopRest }, fn)
 }
@@ -255,7 +255,7 @@ func (f *fence) turn(loop string, fn func()) error {
 // close closes the feature, available or not.
 func (f *fence) close(of feature.Feature) error { return f.try(place{op: "close"}, of.Close) }
 
-// verdict is the feature's support, or why it is not called any more.
+// verdict returns the feature's support, or why it is no longer called.
 func (f *fence) verdict(of feature.Feature) probe.Verdict {
 	if why := f.unavailable(); why != "" {
 		return probe.Verdict{Level: probe.Unavailable, Why: why, Mend: "systemctl restart fairlead; please report the stack in its log"}
@@ -263,8 +263,8 @@ func (f *fence) verdict(of feature.Feature) probe.Verdict {
 	return of.Support()
 }
 
-// quit takes note that the feature has become unavailable. What it has put in force stays; the
-// journal undoes what belongs to containers that have ended.
+// quit handles that the feature has become unavailable. What the feature has put in force stays;
+// the journal undoes the changes for containers that have ended.
 func (w *worker) quit() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -285,7 +285,7 @@ func (a *Agent) contain(f feature.Feature, fence *fence) {
 // fence returns the fence of a feature.
 func (a *Agent) fence(f feature.Feature) *fence { return a.fences[f.Name()] }
 
-// uncalled is the answer to a request for what a feature was not called for, or has panicked in.
+// uncalled converts the error of a call that was skipped or panicked to one of the API.
 func uncalled(f feature.Feature, err error) error {
 	e := &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: f.Name() + ": " + api.Text(err)}
 	if isPanic(err) {
@@ -306,14 +306,13 @@ func (a *Agent) Panicked(request string, value any) error {
 // holds.
 const readTime = 5 * time.Second
 
-// reader calls one method of a feature, one call at a time, for all who read the feature's
-// measurements.
+// reader calls one method of a feature for all readers of its measurements, one call at a time.
 type reader struct {
 	turn chan struct{} // capacity 1
 	call feature.Loop
 }
 
-// reader returns the reader of a method, by the name in errors and the log.
+// reader returns the reader of a method. Errors and the log use the method's name.
 func (f *fence) reader(method string) *reader {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -325,12 +324,12 @@ func (f *fence) reader(method string) *reader {
 	return r
 }
 
-// errSilent is returned by readBy in time, when the feature does not.
+// errSilent is the error of readBy when the feature does not return in time.
 var errSilent = errors.New("does not answer")
 
-// readBy calls fn, a method of the feature behind f. It returns errSilent if that, or the wait for an earlier
-// call, takes longer than readTime; while the call still hangs, later ones fail at once. So a method
-// that hangs keeps one goroutine, and no answer about other features. A panic is that call's error.
+// readBy calls fn, a method of the feature behind f. It returns errSilent if fn, or the wait for an
+// earlier call, takes longer than readTime. While a call hangs, later ones fail at once, so the
+// hanging method blocks one goroutine and no answer about other features. A panic is its error.
 func readBy[T any](f *fence, method string, fn func() T) (out T, err error) {
 	r := f.reader(method)
 	if began := r.call.Busy(); !began.IsZero() && time.Since(began) > readTime {
@@ -359,22 +358,22 @@ func readBy[T any](f *fence, method string, fn func() T) (out T, err error) {
 	}
 }
 
-// snapshot returns the feature's measurements: none if it does not answer.
+// snapshot returns the feature's measurements, or none if it does not answer.
 func (w *worker) snapshot() feature.Snapshot {
 	s, _ := readBy(w.fence, "snapshot", w.feature.Snapshot)
 	return s
 }
 
-// hangs describes a call that has exceeded its time by far, and its start; "" if there is none. The
-// feature does nothing else meanwhile.
+// hangs returns a description and the start of a call that has far exceeded its time; "" if there
+// is none. The feature does nothing else until that call returns.
 func (w *worker) hangs() (what string, since time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.hang(), w.began
 }
 
-// hangs returns the hanging call of a feature; "" if there is none. Other calls may need a mutex
-// that it holds.
+// hangs describes the hanging call of a feature; "" if there is none. That call may hold a mutex
+// that other calls need.
 func (a *Agent) hangs(f feature.Feature) string {
 	if w := a.worker(f.Name()); w != nil {
 		if what, _ := w.hangs(); what != "" {

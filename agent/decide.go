@@ -12,9 +12,9 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// lapseGrace is how long an entry of the journal may outlive its expiry while a
-// feature still works on its container: the round that drops the decision makes
-// the feature undo the change, or renew it.
+// lapseGrace is how long a journal entry may outlive its expiry while a feature still works on its
+// container. In that time the next round drops the decision, and the feature undoes or renews the
+// change.
 const lapseGrace = time.Minute
 
 // choice is what a controller decides about.
@@ -23,9 +23,9 @@ type choice struct {
 	key       string
 }
 
-// Decide makes a controller's decision replace what policy says, from the next
-// round on until the decision lapses or is replaced. A decision that has already
-// lapsed takes back the earlier one. Any goroutine may call it.
+// Decide makes a controller's decision override policy, from the next round until it lapses or is
+// replaced. A decision that has already lapsed withdraws the earlier one. It is safe for concurrent
+// use.
 func (a *Agent) Decide(d policy.Decision) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -33,8 +33,8 @@ func (a *Agent) Decide(d policy.Decision) {
 	a.nudge()
 }
 
-// decide puts the current decisions into the targets, which with complete are
-// those of all containers that run. The caller holds a.mu.
+// decide merges the current decisions into the targets. With complete, the targets are those of all
+// running containers. The caller holds a.mu.
 func (a *Agent) decide(targets map[container.ID]policy.Target, complete bool, now time.Time) {
 	by := make(map[container.ID][]policy.Decision)
 	for c, d := range a.decisions {
@@ -61,7 +61,7 @@ func (a *Agent) decide(targets map[container.ID]policy.Target, complete bool, no
 func (a *Agent) lapse(now time.Time) {
 	a.undo(func(e journal.Entry) bool {
 		w := a.worker(e.Owner.Feature)
-		// What is the host's is changed for the sake of containers, and with what is theirs.
+		// An entry of the host may serve any container: its worker counts.
 		has := w != nil && (e.Owner.Container == 0 || w.has(container.ID(e.Owner.Container)))
 		return e.Expired(now) && (!has || now.Sub(e.Expiry) >= lapseGrace)
 	})
@@ -85,28 +85,27 @@ func (a *Agent) lapse(now time.Time) {
 	a.lapses = next
 }
 
-// undo takes back the entries that match, and logs what became of them.
+// undo restores the entries that match, and logs the outcomes.
 func (a *Agent) undo(match func(journal.Entry) bool) (out []journal.Outcome) {
-	if slices.ContainsFunc(a.journal.Entries(), match) { // an Opener is only made where there is something
-		out, _ = a.journal.Restore(a.opener(), match) // the outcomes tell the errors
+	if slices.ContainsFunc(a.journal.Entries(), match) { // making an Opener is worthwhile only if there is an entry
+		out, _ = a.journal.Restore(a.opener(), match) // the outcomes contain the errors
 		a.tell(out)
 	}
 	return out
 }
 
-// lapsed says whether something has lapsed since the last round.
+// lapsed reports whether anything has lapsed since the last round.
 func (a *Agent) lapsed() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return !a.lapses.IsZero() && !a.lapses.After(a.pace.now())
 }
 
-// decisionFor is how long a decision counts, and with it the changes on the host
-// that it caused, if nobody renews it. Each renewal rewrites the container's
-// entries of the journal.
+// decisionFor is how long a decision, and the changes it caused on the host, last without renewal.
+// Each renewal rewrites the journal entries of the container.
 const decisionFor = 5 * time.Minute
 
-// urgencies is how often a feature is asked in the time between decisions whether one is urgent.
+// urgencies is how often, per interval between decisions, a feature is asked whether one is urgent.
 const urgencies = 5
 
 // controller applies what the feature of w decides, at the agent's pace, until ctx ends.
@@ -132,7 +131,7 @@ func (a *Agent) controller(ctx context.Context, w *worker, d feature.Decider) {
 		})
 		w.deciding.End()
 		switch {
-		case panicked != nil, !now: // the log says so; nothing was asked
+		case panicked != nil, !now: // the log has the panic; otherwise the feature was not asked
 		case err == nil:
 			failed = ""
 		case err.Error() != failed:
@@ -142,8 +141,8 @@ func (a *Agent) controller(ctx context.Context, w *worker, d feature.Decider) {
 	}
 }
 
-// control applies the decisions of one moment, and withdraws those in mine that were made before and no
-// longer stand. It updates mine.
+// control applies the decisions of one moment. It withdraws the earlier decisions in mine that no
+// longer stand, and updates mine.
 func (a *Agent) control(by feature.Decider, mine map[choice]bool) error {
 	a.mu.Lock()
 	complete := a.complete
@@ -170,8 +169,8 @@ func (a *Agent) control(by feature.Decider, mine map[choice]bool) error {
 	return err
 }
 
-// withdraw ends the decisions in mine about these targets, or all if they are complete, that no longer
-// stand.
+// withdraw ends the decisions in mine that no longer stand. If the targets are incomplete, it ends
+// only decisions for containers among them.
 func (a *Agent) withdraw(targets []policy.Target, complete bool, mine, stand map[choice]bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -191,9 +190,8 @@ func (a *Agent) decision(d policy.Decision) policy.Decision {
 	return a.decisions[choice{d.Container, d.Key}]
 }
 
-// adopt continues the decisions of an agent that was killed, before a round
-// undoes what they have changed. They lapse, which distinguishes them from what
-// policy itself asked for.
+// adopt continues the decisions of an agent that was killed, before a round undoes what they
+// changed. A journal entry with an expiry comes from a decision; one without comes from policy.
 func (a *Agent) adopt() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

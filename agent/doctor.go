@@ -25,7 +25,7 @@ import (
 
 // Doctor reports what this host can do.
 func (a *Agent) Doctor(ctx context.Context) (api.Report, error) {
-	a.probing.Lock() // its trials have a cost
+	a.probing.Lock() // the probes are expensive
 	defer a.probing.Unlock()
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -47,14 +47,14 @@ func Unmatched(st api.PolicyStatus) (list api.Report) {
 }
 
 // Examine is Doctor without an agent: it reports what an agent with this configuration could do. It
-// makes the features, which change nothing, and closes them again.
+// constructs the features, which changes nothing, and closes them again.
 func Examine(ctx context.Context, cfg Config) api.Report {
 	if cfg.Roots == (kernel.Roots{}) {
 		cfg.Roots = kernel.Default()
 	}
 	r := findings(ctx, cfg)
 	who, err := identity.Open(cfg.Roots.Proc)
-	if err != nil && !errors.Is(err, fs.ErrPermission) { // each feature tells of a missing right
+	if err != nil && !errors.Is(err, fs.ErrPermission) { // each feature reports a missing privilege itself
 		r = append(r, probe.Finding{Capability: "identity", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}})
 	}
 	defer who.Close()
@@ -81,7 +81,7 @@ func findings(ctx context.Context, cfg Config) probe.Report {
 	}), cfg)
 }
 
-// examined returns the features' findings about this host, and how each feature is.
+// examined returns the verdict of each feature, followed by their findings about this host.
 func examined(fs []feature.Feature, look func(feature.Feature) (probe.Verdict, []probe.Finding)) (list []probe.Finding) {
 	var more []probe.Finding
 	for _, f := range fs {
@@ -92,7 +92,7 @@ func examined(fs []feature.Feature, look func(feature.Feature) (probe.Verdict, [
 	return append(list, more...)
 }
 
-// examine asks a feature for its findings.
+// examine asks a feature for its verdict and findings.
 func examine(f feature.Feature) (probe.Verdict, []probe.Finding) {
 	if e, ok := f.(feature.Examiner); ok {
 		return f.Support(), e.Examine()
@@ -100,7 +100,7 @@ func examine(f feature.Feature) (probe.Verdict, []probe.Finding) {
 	return f.Support(), nil
 }
 
-// examine asks a feature of an agent, unless it does not answer.
+// examine does the same for a feature of an agent, unless a call to it hangs.
 func (a *Agent) examine(f feature.Feature) (v probe.Verdict, found []probe.Finding) {
 	if what := a.hangs(f); what != "" {
 		return probe.Verdict{
@@ -112,10 +112,10 @@ func (a *Agent) examine(f feature.Feature) (v probe.Verdict, found []probe.Findi
 	return fence.verdict(f), found
 }
 
-// sinceStart is how long after its start a container may be known only by its cgroup.
+// sinceStart is how long after its start a container may be known by its cgroup alone.
 const sinceStart = 10 * time.Second
 
-// unexplained counts the containers with an engine's cgroup that no runtime reports.
+// unexplained counts the containers in an engine's cgroup that no runtime reports, by engine.
 func unexplained(list []container.Container, now time.Time) map[discover.Engine]int {
 	found := make(map[discover.Engine]int)
 	for _, c := range list {
@@ -126,7 +126,7 @@ func unexplained(list []container.Container, now time.Time) map[discover.Engine]
 	return found
 }
 
-// advice describes the containers that no runtime reports, and what to set, by their source.
+// advice describes the containers that no runtime reports, and what to set, by source.
 func advice(found map[discover.Engine]int) map[string][2]string {
 	out := make(map[string][2]string)
 	order := func(a, b discover.Engine) int {
@@ -147,7 +147,7 @@ func advice(found map[discover.Engine]int) map[string][2]string {
 	return out
 }
 
-// engineWords names an engine, the source for its containers, and what makes that work.
+// engineWords returns the source for an engine's containers, the engine's name, and what to set.
 func engineWords(e discover.Engine) (source, name, mend string) {
 	rootless := fmt.Sprintf("/run/user/%d/", e.User)
 	const hidden = ", and `ProtectHome=tmpfs` with `BindReadOnlyPaths=%s` in a drop-in of the unit; who has that socket then says what policy its containers have"
@@ -171,12 +171,12 @@ func engineWords(e discover.Engine) (source, name, mend string) {
 func withEngines(r probe.Report, cfg Config) probe.Report {
 	found, err := discover.Engines(cfg.Roots.Proc, cfg.Roots.Cgroup)
 	if err != nil {
-		return r // the report has the reason with the cgroups
+		return r // the report's finding about cgroups has the reason
 	}
 	for e := range found {
 		addr := map[string]string{"docker": cfg.DockerHost, "podman": cfg.PodmanHost}[e.Name]
 		if _, err := os.Stat(cmp.Or(cfg.CRIOAddr, discover.CRIOAddr)); err == nil && e.Name == "cri-o" {
-			delete(found, e) // its source tells of failures
+			delete(found, e) // its source reports failures
 		}
 		answers := slices.ContainsFunc(r, func(f probe.Finding) bool { return f.Capability == e.Name && f.Level == probe.Full })
 		if answers && (e.User == 0 || strings.Contains(addr, fmt.Sprintf("/run/user/%d/", e.User))) {

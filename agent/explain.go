@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Explain returns the changes on the host for one container, and why.
+// Explain returns the changes on the host for one container, and their reasons.
 func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) {
 	c, ended, err := a.findToRead(ref)
 	if err != nil {
@@ -91,7 +91,7 @@ func (a *Agent) change(open journal.Opener, names Devices, e journal.Entry, t po
 	if e.Value != e.Wrote {
 		w.Asked = e.Value
 	}
-	if !e.Expiry.IsZero() { // by the clock as it is set now
+	if !e.Expiry.IsZero() { // in terms of the clock as it is set now
 		at := a.pace.now()
 		w.Expiry = at.Add(e.Expiry.Sub(at)).UTC()
 	}
@@ -131,11 +131,11 @@ func read(open journal.Opener, ref journal.Ref) (string, error) {
 const restoreTime = 20 * time.Second
 
 // Restore undoes what is applied to one container, or to all and to the host if ref is "". It holds
-// this until policy is loaded again; otherwise the next round would apply everything anew.
+// them released until policy is loaded again; otherwise the next round would apply everything anew.
 func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 	match := func(container.ID) bool { return true }
 	answer := api.Restored{Outcomes: []api.Outcome{}}
-	before := a.journal.Entries() // a round may begin to undo them as soon as there is a hold
+	before := a.journal.Entries() // once the hold is set, a round may begin to undo them
 	if ref == "" {
 		a.mu.Lock()
 		a.heldAll = true
@@ -174,7 +174,7 @@ func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 		told[claim{o.Entry.Ref, o.Entry.Owner}] = true
 		answer.Outcomes = append(answer.Outcomes, WireOutcome(o, names))
 	}
-	// What the features undo themselves.
+	// Entries that the features undid themselves.
 	slices.Reverse(before)
 	open := a.opener()
 	for _, e := range before {
@@ -185,7 +185,7 @@ func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 	return answer, nil
 }
 
-// seen finds out what became of an entry that is no longer in the journal.
+// seen determines the outcome for an entry that is no longer in the journal.
 func (a *Agent) seen(open journal.Opener, e journal.Entry) journal.Outcome {
 	now, err := read(open, e.Ref)
 	others := a.journal.Claims(e.Ref)
@@ -219,13 +219,13 @@ func WireOutcome(o journal.Outcome, names Devices) api.Outcome {
 // minPrefix is the least length of the prefix of a runtime id.
 const minPrefix = 4
 
-// find returns the container for ref. An exact name of a runtime's container comes first (the whole
-// runtime id, the name, the pod, the name in the pod), then the id, then the name of a bare cgroup,
-// which any user of the host may make; then the start of a runtime id, and a name that a table has
-// cut, with its "…". id:NUMBER is only an id. Containers that have ended are found by id, for as
-// long as the Set remembers them.
+// find returns the container for ref. It tries in this order: an exact name of a runtime's
+// container (the whole runtime id, the name, the pod, the name in the pod); the id; the name of a
+// bare cgroup, which any user of the host may make; the start of a runtime id; a name that a table
+// has cut, with its "…". id:NUMBER is only an id. An ended container is found by id while the Set
+// remembers it.
 //
-// If two containers match in the same place, the error lists them.
+// If several containers match at the same step, the error lists them.
 func (a *Agent) find(ref string) (c container.Container, ended bool, err error) {
 	if ref == "" || len(ref) > 4096 {
 		return c, false, &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: "no container is named"}
@@ -276,8 +276,8 @@ func (a *Agent) find(ref string) (c container.Container, ended bool, err error) 
 	return c, false, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: text}
 }
 
-// findToRead is find for what changes nothing: it also takes the start of a name without the sign
-// that a table has cut it.
+// findToRead is find for requests that change nothing. It also accepts the start of a name without
+// the "…" of a table.
 func (a *Agent) findToRead(ref string) (c container.Container, ended bool, err error) {
 	c, ended, err = a.find(ref)
 	var e *api.Error

@@ -22,34 +22,34 @@ import (
 // FeatureConfig is the configuration of single features.
 type FeatureConfig struct {
 	// Uplinks names the devices with bandwidth for traffic to divide, each with its rate in bit/s
-	// (0: the driver's); latency measures between them and the containers. Empty: all hardware that
+	// (0: the driver's). latency measures between them and the containers. Empty: all hardware that
 	// is up.
 	Uplinks map[string]uint64
 
-	// DiskCapacities is the file of the capacities of disks, measured or given.
+	// DiskCapacities is the path of the file with the capacities of disks, measured or configured.
 	DiskCapacities string
 
-	// Disks are the disks that kubelet is offered reads and writes of, by name.
+	// Disks are the disks, by name, whose reads and writes kubelet is offered.
 	Disks policy.Disks
 
-	// XDP names the uplinks where netcpu is to drop packets in the driver, if possible: their
-	// operator accepts that most drivers reset their queues for it.
+	// XDP names the uplinks where netcpu drops packets in the driver, if possible. It is the
+	// operator's choice, because most drivers reset their queues when XDP is attached.
 	XDP map[string]struct{}
 
-	// TrafficDelays makes traffic always measure how long packets wait in its queues, for the
-	// metrics page, and not only on request.
+	// TrafficDelays makes traffic measure the delays in its queues all the time, for the metrics
+	// page, and not only on request.
 	TrafficDelays bool
 }
 
-// overlaysFile is the file in StateDir of the overlay networks that were stopped by hand.
+// overlaysFile is the file in StateDir that lists the overlay networks stopped by hand.
 const overlaysFile = "overlays.json"
 
 // The features that make root qdiscs and IFBs, and threads that poll.
 const shaper, poller = "traffic", "netcpu"
 
-// features constructs the features, in display order. Only this file names them. One that
-// cannot work here is no error: its Support has the reason. On an error nothing is left open.
-// Without who, those that need it are unavailable, and the log has the reason.
+// features constructs the features, in display order. Only this file names them. A feature that
+// cannot work here is no error: its Support has the reason. On an error nothing stays open. Without
+// who, the features that need it are unavailable.
 func features(cfg Config, set containers, j *journal.Journal, who *identity.Identity, at *hook.Ends) (made []feature.Feature, err error) {
 	h := feature.Host{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at}
 	n, err := netcpu.New(netcpu.Config{Host: h, XDP: slices.Sorted(maps.Keys(cfg.XDP))})

@@ -12,20 +12,20 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// knownName is a file in the state directory: the runtimes' records of running containers, for an
-// agent that starts while they do not answer.
+// knownName is the file in the state directory with the runtimes' records of running containers. An
+// agent uses it while the runtimes do not answer yet.
 const knownName = "containers.json"
 
-// maxKnown limits that file, in bytes. The next agent knows containers without room, those with the
-// most labels first, only by their entries in the journal.
+// maxKnown limits that file, in bytes. Records that do not fit are left out, those with the most
+// labels first. The next agent then knows their containers only by their journal entries.
 const maxKnown = 16 << 20
 
-// file returns a file of the state directory for this boot, of at most so many bytes.
+// file returns a file of the state directory for this boot, limited to most bytes.
 func (cfg Config) file(name string, most int) kernel.StateFile {
 	return kernel.StateFile{Path: filepath.Join(cfg.StateDir, name), Most: most, Proc: cfg.Roots.Proc}
 }
 
-// loadKnown loads what an earlier agent knew; nil if nothing.
+// loadKnown loads what an earlier agent knew; nil if there is nothing.
 func loadKnown(cfg Config) *discover.Known {
 	in := new(discover.Known)
 	found, err := cfg.file(knownName, maxKnown).Read(in)
@@ -38,7 +38,7 @@ func loadKnown(cfg Config) *discover.Known {
 	return in
 }
 
-// remember stores what is known now, if that has changed.
+// remember stores the known records if they have changed.
 func (a *Agent) remember(now *discover.Known) {
 	if now == nil || now == a.remembered {
 		return
@@ -51,7 +51,7 @@ func (a *Agent) remember(now *discover.Known) {
 	a.forgetful = err != nil
 }
 
-// within leaves out the largest records until the rest fits into so many bytes.
+// within drops the largest records until the rest fits into most bytes.
 func within(known *discover.Known, most int) *discover.Known {
 	type sized struct {
 		source string
@@ -67,7 +67,7 @@ func within(known *discover.Known, most int) *discover.Known {
 	}
 	slices.SortStableFunc(all, func(a, b sized) int { return a.bytes - b.bytes })
 	out := &discover.Known{Records: make(map[string][]discover.Record), Pods: known.Pods}
-	left := most - 1024 // for what is around them
+	left := most - 1024 // for the JSON around the records
 	if pods, _ := json.Marshal(known.Pods); len(pods) > left/2 {
 		out.Pods = nil
 	} else {
@@ -82,7 +82,7 @@ func within(known *discover.Known, most int) *discover.Known {
 	return out
 }
 
-// say logs each source with an incomplete report, once, and its recovery.
+// say logs once that a source's report is incomplete, and once that it has recovered.
 func (a *Agent) say(sources []discover.SourceStatus) {
 	for _, s := range sources {
 		text := ""
@@ -101,15 +101,15 @@ func (a *Agent) say(sources []discover.SourceStatus) {
 	}
 }
 
-// keep finds the containers with anything in force because of a runtime's report, while that
-// runtime reports nothing: it does not answer (a restarted agent), or has not yet answered about
-// all containers in its list. The Set keeps the runtime's earlier reports; these are the containers
-// missing there, because no agent could store them. Only the cgroup tree knows them. It knows no
-// labels, so policy has nothing for them. The result is the name of the runtime, by container.
+// keep finds the containers that have anything in force because of a runtime's report, while that
+// runtime does not report them: it has just restarted, or has not answered about all its
+// containers. The Set keeps earlier reports. The containers found here are those without one,
+// because no agent could store it. Only the cgroup tree knows them, without labels, so policy has
+// nothing for them. The result maps each container to the name of its runtime.
 func (a *Agent) keep(snap discover.Snapshot) map[container.ID]string {
 	silent := make(map[string]bool)
 	for _, s := range snap.Sources {
-		// The cgroup tree will not learn more later.
+		// The cgroup tree never learns more about a container.
 		if s.Name != container.CgroupSource && (!s.Listed || s.Partial) {
 			silent[s.Name] = true
 		}
@@ -132,7 +132,7 @@ func (a *Agent) keep(snap discover.Snapshot) map[container.ID]string {
 	return kept
 }
 
-// known reports whether a Target was made with what a runtime knows.
+// known reports whether a Target is based on a runtime's report.
 func known(t policy.Target) bool {
 	return t.Container.Source != "" && t.Container.Source != container.CgroupSource
 }
@@ -141,16 +141,16 @@ func known(t policy.Target) bool {
 // agent. Unlike set.json it names containers by patterns, so that it holds for any boot.
 const lastGoodFile = "policy.json"
 
-// maxLastGood limits the file, in bytes: the most that a directory may hold, and twice as much for
-// the escapes of JSON.
+// maxLastGood limits the file, in bytes: twice the most that a policy directory may hold, for the
+// escapes of JSON.
 const maxLastGood = 2 * policy.MaxFiles * policy.MaxFileSize
 
 func (cfg Config) lastGood() kernel.StateFile {
 	return kernel.StateFile{Path: filepath.Join(cfg.StateDir, lastGoodFile), Most: maxLastGood}
 }
 
-// recallPolicy puts the last good policy of an earlier agent in force, in case the files are broken
-// now.
+// recallPolicy puts the last good policy of an earlier agent in force, in case the files are
+// invalid now.
 func (a *Agent) recallPolicy() {
 	var kept policy.Kept
 	_, err := a.cfg.lastGood().Read(&kept)

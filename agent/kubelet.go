@@ -17,10 +17,10 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// mostDevices bounds the devices of one resource; docs/kubernetes.md has what they cost kubelet.
+// mostDevices bounds the devices of one resource. docs/kubernetes.md states what they cost kubelet.
 const mostDevices = 10_000
 
-// pods returns the sources of what Kubernetes knows of pods.
+// pods returns the sources of what Kubernetes knows about pods.
 func pods(cfg Config) (sources []discover.PodSource) {
 	if cfg.KubeletDir != "" {
 		sources = append(sources, kubernetes.Kubelet{
@@ -34,7 +34,7 @@ func pods(cfg Config) (sources []discover.PodSource) {
 	return sources
 }
 
-// offers makes the device plugin; nil: kubelet is offered nothing.
+// offers makes the device plugin; nil if kubelet is offered nothing.
 func (a *Agent) offers() *deviceplugin.Plugin {
 	if a.cfg.KubeletDir == "" {
 		return nil
@@ -52,12 +52,12 @@ func (a *Agent) offers() *deviceplugin.Plugin {
 	})
 }
 
-// keepTime is how long what was guaranteed counts while a feature cannot tell: kubelet waits as long
-// for a plugin that is gone. Without it, one listing of devices that fails would have kubelet take all
-// from the scheduler.
+// keepTime is how long the last known amount counts while a feature cannot determine it. kubelet
+// waits as long for a plugin that has gone. Without it, one failed listing of devices would make
+// kubelet withdraw all of them from the scheduler.
 const keepTime = 5 * time.Minute
 
-// guaranteed is how much containers can be guaranteed together, by feature and resource.
+// guaranteed holds how much all containers together can be guaranteed, by feature and resource.
 type guaranteed struct {
 	mu sync.Mutex
 	by map[string]map[string]guarantee
@@ -66,10 +66,10 @@ type guaranteed struct {
 type guarantee struct {
 	amount uint64
 	known  time.Time
-	why    error // it is not known now: amount is that of known
+	why    error // why it is unknown now: amount is then that of known
 }
 
-// ask takes over what a feature guarantees now.
+// ask updates the amounts that a feature guarantees.
 func (g *guaranteed) ask(w *worker, of feature.Guarantor, now time.Time) {
 	type answer struct {
 		all map[string]uint64
@@ -100,7 +100,7 @@ func (g *guaranteed) ask(w *worker, of feature.Guarantor, now time.Time) {
 	g.by[w.feature.Name()] = next
 }
 
-// amounts returns how many devices kubelet is offered, by resource.
+// amounts returns how many devices to offer kubelet, by resource.
 func (g *guaranteed) amounts() map[string]int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -113,7 +113,7 @@ func (g *guaranteed) amounts() map[string]int {
 	return amounts
 }
 
-// why returns why it is not known how much of a resource can be guaranteed; nil if it is.
+// why returns why the amount of a resource is unknown; nil if it is known.
 func (g *guaranteed) why(resource string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -125,7 +125,7 @@ func (g *guaranteed) why(resource string) error {
 	return nil
 }
 
-// offered returns a finding for each resource that kubelet is offered.
+// offered returns a finding for each resource offered to kubelet.
 func offered(p *deviceplugin.Plugin, g *guaranteed, plugged *fence) (list []probe.Finding) {
 	if p == nil {
 		return nil

@@ -41,11 +41,11 @@ func (v view) Snapshots() []feature.Snapshot {
 	return append(out, pressure(v.a.identity.Usage()), slowed(v.a.overview))
 }
 
-// costWindow is how long a scrape times the BPF programs.
+// costWindow is how long a scrape measures the BPF programs.
 const costWindow = 100 * time.Millisecond
 
-// spent returns the samples of what the BPF programs take now. There are none where the kernel times
-// no programs.
+// spent returns samples of the CPU time of BPF programs now, or none where the kernel does not
+// measure it.
 func spent() (s feature.Snapshot) {
 	costs, err := bpf.Costs(context.Background(), costWindow)
 	if err != nil {
@@ -138,7 +138,7 @@ func (v view) Agent(send metrics.Send) (rounds uint64, took time.Duration) {
 	problems, rounded := len(a.problems), a.rounds
 	stale := 0
 	for _, e := range changes {
-		// While not all containers are listed, one that is not may run.
+		// While the list is incomplete, a container missing from it may still run.
 		if _, runs := a.targets[container.ID(e.Owner.Container)]; a.complete && !runs && e.Owner.Container != 0 {
 			stale++
 		}
@@ -156,14 +156,14 @@ func truth(b bool) float64 {
 	return 0
 }
 
-// overviewEvery is the time over which an overview is made, and between two of them.
+// overviewEvery is the interval between overviews, and the time that each one covers.
 const overviewEvery = 5 * time.Second
 
-// Frame returns all reports as of one moment, with the containers that run. It leaves out the
-// report of a feature that does not answer, or has none.
+// Frame returns all reports as of one moment, with the running containers. It omits the report of a
+// feature that does not answer or has none.
 func (a *Agent) Frame(ctx context.Context) (api.Frame, error) {
 	f := api.Frame{Taken: a.pace.now()}
-	f.Containers, _ = a.Containers(ctx) // from memory: it does not fail
+	f.Containers, _ = a.Containers(ctx) // served from memory, so it does not fail
 	for _, x := range a.all {
 		r, ok := x.(feature.Reporter)
 		if !ok {
@@ -180,8 +180,8 @@ func (a *Agent) Frame(ctx context.Context) (api.Frame, error) {
 	return f, nil
 }
 
-// Overview returns how the containers stood when it was last computed. It has no rows until the
-// agent has run for the time of one overview.
+// Overview returns the latest overview of the containers. It has no rows until the agent has run
+// for the time of one overview.
 func (a *Agent) Overview(context.Context) (api.Overview, error) {
 	a.viewing.Lock()
 	defer a.viewing.Unlock()
@@ -191,11 +191,11 @@ func (a *Agent) Overview(context.Context) (api.Overview, error) {
 	return a.overview, nil
 }
 
-// watchOverview computes the overview at the agent's pace, until ctx ends.
+// watchOverview computes an overview each pace.view, until ctx ends.
 func (a *Agent) watchOverview(ctx context.Context) {
 	tick := time.NewTicker(a.pace.view)
 	defer tick.Stop()
-	last, _ := a.Frame(ctx) // what does not answer is left out
+	last, _ := a.Frame(ctx) // a feature that does not answer is left out
 	for {
 		select {
 		case <-ctx.Done():
@@ -215,8 +215,8 @@ func (a *Agent) watchOverview(ctx context.Context) {
 // maxSlowdowns limits the series of slowed_by_ratio on the metrics page.
 const maxSlowdowns = 500
 
-// slowed returns the samples of an overview: of every container, and the largest losses by cause and
-// culprit.
+// slowed returns the samples of an overview: the slowdown of every container, and the largest parts
+// by cause and culprit.
 func slowed(o api.Overview) feature.Snapshot {
 	s := feature.Snapshot{Taken: o.Taken, Help: map[string]string{
 		"slowed_ratio":    "How much slower the container runs because of its neighbours: 1 minus its speed by its speed without them.",
@@ -241,15 +241,15 @@ func slowed(o api.Overview) feature.Snapshot {
 	return s
 }
 
-// RecordConfig says where the agent records its frames. An empty RecordDir means that it does not.
+// RecordConfig says where the agent records its frames. An empty RecordDir means nowhere.
 type RecordConfig struct {
-	RecordDir  string        // a folder of its own
-	RecordSize int64         // the most that it takes on disk, in bytes; 0: record.DefaultSize
+	RecordDir  string        // used by the recording alone
+	RecordSize int64         // maximum size on disk, in bytes; 0: record.DefaultSize
 	RecordAge  time.Duration // how long frames are kept; 0: record.DefaultAge
 }
 
-// recorder records the frames that the agent takes for its overview. A disk that hangs, is full or
-// cannot be written costs it frames, and nothing else of the agent anything.
+// recorder records the frames that the agent takes for its overview. If the disk hangs, is full or
+// cannot be written, frames are lost, and the rest of the agent is not affected.
 type recorder struct {
 	cfg    record.Config
 	writer *record.Writer
@@ -257,16 +257,16 @@ type recorder struct {
 	frames chan api.Frame // capacity 1
 	done   chan struct{}  // closed when run has returned
 	fence  *fence
-	halted atomic.Pointer[string] // why nothing is written after a panic; nil: something is
+	halted atomic.Pointer[string] // why nothing is written since a panic; nil: writing works
 }
 
-// newRecorder returns the recorder of an agent; nil if it is not to record.
+// newRecorder returns the recorder of an agent; nil if recording is off.
 func newRecorder(cfg Config, fence *fence) (*recorder, error) {
 	if cfg.RecordDir == "" {
 		return nil, nil
 	}
 	c := record.Config{Dir: cfg.RecordDir, Size: cfg.RecordSize, Age: cfg.RecordAge}
-	for _, group := range []string{api.Group, cfg.ViewGroup} { // the last that there is
+	for _, group := range []string{api.Group, cfg.ViewGroup} { // the last existing one wins
 		if gid, ok := serve.GroupID(group); ok {
 			c.Group = gid
 		}
@@ -278,8 +278,8 @@ func newRecorder(cfg Config, fence *fence) (*recorder, error) {
 	return &recorder{cfg: c, writer: w, log: cfg.Log, frames: make(chan api.Frame, 1), done: make(chan struct{}), fence: fence}, nil
 }
 
-// take hands over a frame, which must not change any more. While the one before is still being
-// written, it is dropped.
+// take hands over a frame, which must not change any more. It drops the frame while the previous
+// one is still being written.
 func (r *recorder) take(f api.Frame) {
 	if r == nil {
 		return
@@ -290,7 +290,7 @@ func (r *recorder) take(f api.Frame) {
 	}
 }
 
-// run writes frames until ctx ends. After a panic it begins with another file.
+// run writes frames until ctx ends. After a panic it starts a new file.
 func (r *recorder) run(ctx context.Context) {
 	defer close(r.done)
 	r.fence.keep(ctx, r.write, func(err error) {
@@ -337,7 +337,7 @@ func (r *recorder) await() error {
 	}
 }
 
-// status returns how recording stands; nil if it is off.
+// status returns the state of the recording; nil if it is off.
 func (r *recorder) status() *api.Recording {
 	if r == nil {
 		return nil

@@ -20,9 +20,9 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// rewritten has policy applied again when another program writes to the cgroup of a container: an
-// engine, for example, writes all limits of a container at each update. The features then compose
-// what it wrote with what policy asks for. It watches the directories of containers with a policy.
+// rewritten applies policy again when another program writes to the cgroup of a container. An
+// engine, for example, writes all limits of a container at each update. The features then combine
+// its values with policy. rewritten watches the directories of containers with a policy. @27-29t
 type rewritten struct {
 	journal *journal.Journal
 	opener  func() journal.Opener
@@ -31,28 +31,28 @@ type rewritten struct {
 	log     *slog.Logger
 
 	mu     sync.Mutex
-	opened chan *fsnotify.Watcher  // capacity 1: takes events to run; nil: there is no run
+	opened chan *fsnotify.Watcher  // capacity 1: passes events to run; nil: run has not begun or has ended
 	events *fsnotify.Watcher       // nil before the first directory
 	of     map[string]container.ID // by directory
 	rows   map[container.ID]*rewrite
 }
 
-// rewrite is what others wrote to one container's files.
+// rewrite records what other programs wrote to one container's files.
 type rewrite struct {
 	file  string
-	by    []journal.Owner // of claims on it that were overwritten; none: nobody claims it
-	last  time.Time       // that policy was applied again
-	times int             // that it was, one soon after the other
+	by    []journal.Owner // owners of the claims that were overwritten; none: the file has no claim
+	last  time.Time       // time of the last answer
+	times int             // answers in quick succession
 }
 
 const (
-	// written is how long to wait for more: an engine writes several files at an update.
+	// written is how long to wait for further writes: an engine writes several files at an update.
 	written = 100 * time.Millisecond
-	// answering is the least time between two answers for one container, so that another program
-	// that keeps writing costs little.
+	// answering is the least time between two answers for one container. It bounds the cost of a
+	// program that keeps writing.
 	answering = time.Second
-	// contested is how many answers within five times that, each followed by another write, make a
-	// fight.
+	// contested is the number of answers that count as a fight: each within five times answering of
+	// the one before, and each followed by another write.
 	contested = 5
 )
 
@@ -60,7 +60,7 @@ func newRewritten(j *journal.Journal, opener func() journal.Opener, p pace, log 
 	return &rewritten{journal: j, opener: opener, again: again, now: p.now, log: log, rows: make(map[container.ID]*rewrite)}
 }
 
-// follow replaces the containers whose directories are watched.
+// follow replaces the set of containers whose directories are watched.
 func (w *rewritten) follow(targets map[container.ID]*policy.Target) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +84,7 @@ func (w *rewritten) follow(targets map[container.ID]*policy.Target) {
 		}
 		events, err := fsnotify.NewBufferedWatcher(256)
 		if err != nil {
-			w.opened = nil // the host has no more of them
+			w.opened = nil // the host has no inotify instances left
 			w.log.Warn("what others write to containers' cgroups is seen only every few minutes", "err", err)
 			return
 		}
@@ -98,7 +98,7 @@ func (w *rewritten) follow(targets map[container.ID]*policy.Target) {
 	}
 	for dir, id := range of {
 		if was, had := w.of[dir]; (!had || was != id) && w.events.Add(dir) != nil {
-			delete(of, dir) // it has just gone, or there is no room: the next round tries again
+			delete(of, dir) // it has just gone, or there are too many watches: the next round retries
 		} else if w.rows[id] == nil {
 			w.rows[id] = new(rewrite)
 		}
@@ -107,7 +107,7 @@ func (w *rewritten) follow(targets map[container.ID]*policy.Target) {
 	w.of = of
 }
 
-// begin makes follow watch directories from then on, and returns what run needs.
+// begin lets follow watch directories, and returns the channel that run needs.
 func (w *rewritten) begin() <-chan *fsnotify.Watcher {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,7 +115,7 @@ func (w *rewritten) begin() <-chan *fsnotify.Watcher {
 	return w.opened
 }
 
-// run answers what is written until ctx ends.
+// run answers writes until ctx ends.
 func (w *rewritten) run(ctx context.Context, opened <-chan *fsnotify.Watcher) {
 	var events chan fsnotify.Event
 	var errs chan error
@@ -135,7 +135,7 @@ func (w *rewritten) run(ctx context.Context, opened <-chan *fsnotify.Watcher) {
 				}
 				files[e.Name] = true
 			}
-		case err := <-errs: // the queue was too long: the next round of all sees the rest
+		case err := <-errs: // an overflow, for example: the next refresh covers what was lost
 			w.log.Warn("follow writes to containers' cgroups", "err", err)
 		case <-timer.C:
 			if w.answer(files); len(files) > 0 {
@@ -156,8 +156,8 @@ func (w *rewritten) end() {
 // limits matches the files of a cgroup that limit anything.
 var limits = regexp.MustCompile(`^(cpu|io|blkio)\.`)
 
-// answer has policy applied again where others wrote to files, unless the journal's claims on a file
-// are still in force. It leaves those in files for which it is too early.
+// answer applies policy again where other programs wrote to files, unless the journal's claims on
+// the file still hold. Files that it is too early to answer stay in files.
 func (w *rewritten) answer(files map[string]bool) {
 	now, open := w.now(), w.opener()
 	for file := range files {
@@ -165,7 +165,7 @@ func (w *rewritten) answer(files map[string]bool) {
 		var claimed bool
 		knob, err := open(journal.Ref{Kind: cgroup.KindFile, Object: file})
 		if err == nil {
-			path := knob.Ref().Object // a file with a line for each device has a knob for each
+			path := knob.Ref().Object // a file with one line per device has one knob per device
 			by, claimed, err = w.journal.Overwritten(open, func(e journal.Entry) bool {
 				return e.Ref.Object == path || strings.HasPrefix(e.Ref.Object, path+" ")
 			})
@@ -176,7 +176,7 @@ func (w *rewritten) answer(files map[string]bool) {
 	}
 }
 
-// note answers a write to a file. It returns false if it is too early for that.
+// note answers a write to a file, or returns false if it is too early.
 func (w *rewritten) note(file string, by []journal.Owner, now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -186,7 +186,7 @@ func (w *rewritten) note(file string, by []journal.Owner, now time.Time) bool {
 		return true
 	}
 	switch since := now.Sub(r.last); {
-	case since == 0: // a file of the same update
+	case since == 0: // another file of the same update
 	case since < answering:
 		return false
 	case since > 5*answering:
@@ -204,7 +204,7 @@ func (w *rewritten) note(file string, by []journal.Owner, now time.Time) bool {
 	return true
 }
 
-// contest adds to the result of an Apply that another program keeps writing what it wrote.
+// contest adds to the result of an Apply that another program keeps overwriting a value.
 func (w *rewritten) contest(name string, id container.ID, err error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -14,15 +14,15 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// A round looks at all containers, and each container that starts requests a few. So that a burst
-// does not cost the square of its size, the pause after a round is at least roundRest times its
-// duration; on a host with few containers, these are milliseconds.
+// A round looks at all containers, and each container that starts requests a few rounds. So that a
+// burst does not cost the square of its size, the pause after a round is at least roundRest times
+// its duration. On a host with few containers that is milliseconds.
 const (
 	roundRest = 4
 	mostRest  = time.Second
 )
 
-// loop makes a round whenever there may be a reason, until ctx ends.
+// loop makes a round whenever there may be a reason to, until ctx ends.
 func (a *Agent) loop(ctx context.Context) {
 	refresh := time.NewTicker(refreshTime)
 	defer refresh.Stop()
@@ -71,20 +71,20 @@ func (a *Agent) loop(ctx context.Context) {
 	}
 }
 
-// hung is when a loop with turns of milliseconds counts as hanging.
+// hung is the time after which a loop with turns of milliseconds counts as hanging.
 const hung = 30 * time.Second
 
-// watched is a loop that protection depends on.
+// watched is a loop that the protection of containers depends on.
 type watched struct {
 	name string
 	busy func() time.Time // start of its present turn; zero: it waits
 
 	bound time.Duration // time limit of a turn, if longer than hung
-	told  time.Time     // the turn that the log has reported
+	told  time.Time     // start of the turn that the log has reported
 }
 
-// watch lists the loops besides the agent's own: that of the Set, without which the agent would use
-// its last list for ever, those of the features, and those that make decisions.
+// watch lists the loops beside the agent's own: that of the Set, without which the agent would use
+// its last list forever; those of the features; and those that make decisions.
 func (a *Agent) watch() {
 	a.watched = []*watched{{name: "the list of containers", busy: a.set.Busy}}
 	for _, w := range a.workers {
@@ -95,8 +95,8 @@ func (a *Agent) watch() {
 	}
 }
 
-// alive gives a sign of life, unless a loop hangs. A feature that hangs in a call for one container
-// is no reason to end the others: the log and the container's status report it.
+// alive signals that the agent works, unless a loop hangs. A feature that hangs in a call for one
+// container does not stop the signal: the log and the container's status report it.
 func (a *Agent) alive() {
 	alive := true
 	for _, w := range a.workers {
@@ -121,12 +121,12 @@ func (a *Agent) alive() {
 	}
 }
 
-// round updates the workers' lists, and reports whether it saw every container. It makes no call of
-// a feature itself.
+// round updates the workers' lists, and reports whether it saw every container. It calls no feature
+// itself.
 func (a *Agent) round() (complete bool) {
 	a.rounding.Lock()
 	defer a.rounding.Unlock()
-	// The round of a request, too: what its server recovers would leave a round half made.
+	// Also for a request: if its server recovered a panic here, the round would stay half done.
 	defer func() {
 		if value := recover(); value != nil {
 			end(value)
@@ -161,8 +161,8 @@ func (a *Agent) round() (complete bool) {
 	wanted := make(map[container.ID]*policy.Target, len(byID))
 	for id, t := range byID {
 		if !a.whole && t.Container.Source == container.CgroupSource {
-			// Its runtime may be about to report labels, which caused an earlier agent to put in
-			// force what this round would undo.
+			// Its runtime may not have reported its labels yet. An earlier agent may have put in
+			// force what they ask for, and this round would undo it.
 			continue
 		}
 		if kept[id] != "" && !known(t) {
@@ -185,7 +185,7 @@ func (a *Agent) round() (complete bool) {
 	a.wanted = wanted
 	a.rewritten.follow(wanted)
 	for _, w := range a.workers {
-		// Prune would treat containers that are kept but not wanted as ended.
+		// Prune would treat containers that are in kept but not in wanted as ended.
 		w.want(wanted, snap.Complete && !strange)
 	}
 	if snap.Complete {
@@ -201,11 +201,11 @@ func (a *Agent) round() (complete bool) {
 	return snap.Complete
 }
 
-// sweep undoes the journal's entries of ended containers without a worker: what a killed agent left
-// behind, and what a feature forgot. Changes of an earlier agent for running containers are
-// adopted: Apply finds them in place. Their entries may belong to another container of the same
-// pod, which has ended, so the features first get the time to adopt. It also undoes changes of
-// features that have no worker here.
+// sweep undoes the journal entries of ended containers that no worker handles: a killed agent left
+// them, or a feature forgot them. Changes of an earlier agent for running containers are adopted:
+// Apply finds them in place. Their entry may belong to an ended container of the same pod, so the
+// features first get the time to adopt it. sweep also undoes changes of features that have no
+// worker here.
 func (a *Agent) sweep(alive map[container.ID]policy.Target, now time.Time) {
 	late := now.Sub(a.started) >= readyTime
 	left := func(e journal.Entry) bool {
@@ -222,8 +222,8 @@ func (a *Agent) sweep(alive map[container.ID]policy.Target, now time.Time) {
 	}
 }
 
-// settle detaches the programs that this agent has inherited and not replaced, once every feature
-// has had the time to.
+// settle detaches the programs that this agent has inherited and not replaced. It first gives every
+// feature the time to replace them.
 func (a *Agent) settle(now time.Time) {
 	if now.Sub(a.started) < readyTime && slices.ContainsFunc(a.workers, func(w *worker) bool { return !w.adopted() }) {
 		return
@@ -251,7 +251,7 @@ func (a *Agent) tell(out []journal.Outcome) {
 
 // reload reads the policy again and logs the result.
 func (a *Agent) reload() {
-	a.policy.Reload() // the error is in Status
+	a.policy.Reload() // Status has the error
 	a.policyChanged()
 }
 

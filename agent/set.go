@@ -23,9 +23,9 @@ import (
 // setTime limits the wait for the features in Set.
 const setTime = 15 * time.Second
 
-// Set sets values for a container by hand, and clears others. A request that is invalid, or that
-// the feature refuses, changes nothing. One feature may already have applied its part when another
-// refuses; Set then reverts that before it returns.
+// Set sets values for a container by hand, and clears others. A request that is invalid, or that a
+// feature refuses, changes nothing. If one feature has already applied its part when another
+// refuses, Set reverts that part before it returns.
 func (a *Agent) Set(ctx context.Context, ref string, by serve.Peer, in api.SetRequest) (api.Container, error) {
 	c, ended, err := a.find(ref)
 	if err != nil {
@@ -35,7 +35,7 @@ func (a *Agent) Set(ctx context.Context, ref string, by serve.Peer, in api.SetRe
 		return api.Container{}, refused("container %s has ended", c.ID)
 	}
 	a.setting.Lock()
-	defer a.nudge() // to forget what ended meanwhile
+	defer a.nudge() // to forget containers that ended meanwhile
 	defer a.setting.Unlock()
 	for key, value := range in.Was {
 		if now := a.valueOf(c.ID, key); now != value {
@@ -68,15 +68,15 @@ func (a *Agent) Set(ctx context.Context, ref string, by serve.Peer, in api.SetRe
 		err = refused("%s", named(api.Text(err), a.devices))
 	}
 	if err != nil {
-		// Even if the caller has gone.
+		// Even if the caller has disconnected.
 		return api.Container{}, errors.Join(err, a.override(context.WithoutCancel(ctx), c.ID, was, touched))
 	}
 	a.log.Info("policy was set by hand", "container", c.ID, "name", c.Name, "uid", by.UID, "set", in.Set, "unset", in.Unset)
 	return a.describe(c, a.devices), nil
 }
 
-// valueOf returns policy's value of a key for a container, decisions apart, as of the last round;
-// "" is none.
+// valueOf returns policy's value of a key for a container, without decisions, as of the last round;
+// "" if there is none.
 func (a *Agent) valueOf(id container.ID, key string) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -92,7 +92,7 @@ func refused(format string, args ...any) error {
 	return &api.Error{Status: http.StatusConflict, Code: "refused", Text: fmt.Sprintf(format, args...)}
 }
 
-// change returns the list after a request, and the features concerned.
+// change returns the overrides after a request, and the features concerned.
 func change(was []policy.Override, id container.ID, in api.SetRequest, from string) (all []policy.Override, touched map[string]bool, err error) {
 	bad := func(text string) error {
 		return &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: text}
@@ -135,7 +135,7 @@ func change(was []policy.Override, id container.ID, in api.SetRequest, from stri
 	return all, touched, nil
 }
 
-// settable returns why a value set for a container now could not take effect.
+// settable returns why a value that is set now could not take effect.
 func (a *Agent) settable(id container.ID, features map[string]bool) error {
 	for _, f := range a.all {
 		if v := a.fence(f).verdict(f); features[f.Name()] && v.Level == probe.Unavailable {
@@ -157,7 +157,7 @@ func (a *Agent) settable(id container.ID, features map[string]bool) error {
 // for one container. The caller holds a.setting.
 func (a *Agent) override(ctx context.Context, id container.ID, all []policy.Override, features map[string]bool) error {
 	a.hand = all
-	a.policy.Override(all) // Check has found its errors, or recall has logged them
+	a.policy.Override(all) // Check has found the errors, or recall has logged them
 	a.round()
 	ctx, cancel := context.WithTimeout(ctx, setTime)
 	defer cancel()
@@ -166,7 +166,7 @@ func (a *Agent) override(ctx context.Context, id container.ID, all []policy.Over
 		if !features[w.feature.Name()] {
 			continue
 		}
-		// Slowness is no refusal, nor is a wait for the same setting of the others of a pod.
+		// Neither slowness is a refusal, nor a wait until the pod's containers agree.
 		if err := w.settle(ctx, id); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, feature.ErrDisagree) {
 			errs = append(errs, err)
 		}
@@ -189,9 +189,9 @@ func (a *Agent) recall() {
 	}
 }
 
-// forget drops what was set by hand for containers that have ended. The round after a running Set
-// does that. A runtime that has not answered about all of its containers may know one that is
-// unknown otherwise.
+// forget drops what was set by hand for containers that have ended. While a Set runs, it leaves
+// that to the round after it. It also waits for every runtime to report all its containers, as only
+// that report may name a container.
 func (a *Agent) forget(snap discover.Snapshot) {
 	unsure := slices.ContainsFunc(snap.Sources, func(s discover.SourceStatus) bool {
 		return s.Name != container.CgroupSource && s.Partial && !s.Absent
@@ -215,8 +215,8 @@ func (a *Agent) forget(snap discover.Snapshot) {
 	}
 }
 
-// overridesFile is the content of the file in the state directory that keeps what was set by hand for
-// the next agent.
+// overridesFile is the content of the file in the state directory that preserves what was set by
+// hand for the next agent.
 type overridesFile struct {
 	Set []policy.Override `json:"set"`
 }

@@ -22,36 +22,36 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// errQueued means that another agent waits to take over already.
+// errQueued means that another agent is already waiting to take over.
 var errQueued = errors.New("another agent waits to take over already")
 
-// successorFile is the file in the state directory by which an agent that waits and the one that
-// works agree on who undoes what is in force. The lock on it is held by the agent that waits. It is
-// empty unless the one that works was told to stop.
+// successorFile is the file in the state directory by which a waiting agent and the working agent
+// agree on who undoes what is in force. The waiting agent holds the lock on it. The file is empty
+// until the working agent is told to stop.
 //
-// The agent that stops writes to it first, and then looks at the lock. The one that gives up waiting
-// releases the lock first, and then looks whether something was written. So at least one of them
-// sees the other, and it never happens that each leaves the undoing to the other. If both undo, the
-// second finds nothing to undo.
+// An agent that stops first writes to the file, and then checks the lock. An agent that gives up
+// waiting first releases the lock, and then checks for content. So at least one of them sees the
+// other, and they never both leave the undoing to each other. If both undo, the second finds
+// nothing.
 //
-// Once it has seen that another waits, the agent that stops writes which programs it has attached,
-// and ends when the other has opened them, or handTime later. So they never stop working.
+// If the stopping agent sees that another waits, it writes which programs it has attached. It ends
+// when the other has opened them, or after handTime. So the programs never stop working.
 const successorFile = "successor"
 
-// handTime bounds the wait for an agent that takes over and does not open the programs.
+// handTime bounds the wait for a successor that does not open the programs.
 const handTime = 500 * time.Millisecond
 
-// glance is how often the two look into the file.
+// glance is the interval at which both agents read the file.
 const glance = 20 * time.Millisecond
 
-// told is the first line of the file once the agent that works was told to stop. It is held when the
-// one that waits has opened the programs, which follow in one line of JSON.
+// told is the first line of the file once the working agent is told to stop. A line of JSON with
+// its programs follows. held is the content once the waiting agent has opened them.
 const (
 	told = "told to stop\n"
 	held = "programs held\n"
 )
 
-// Successor is an agent's place behind the one that works on this host.
+// Successor is an agent's place in the queue behind the agent that works on this host.
 type Successor struct {
 	cfg  Config
 	file *os.File // carries the lock
@@ -59,8 +59,8 @@ type Successor struct {
 	inherited *qdisc.Inherited // nil: nothing
 }
 
-// Succeed takes the place behind the agent that works on this host, or the first place if none
-// does. The caller waits for its turn, makes its Agent by New, and then closes the Successor. Errors:
+// Succeed takes the place behind the agent that works on this host, or the first place if there is
+// none. The caller calls Wait, makes its Agent by New, and then closes the Successor. Errors:
 // probe.ErrKernel.
 func Succeed(cfg Config) (*Successor, error) {
 	if err := probe.Supported(); err != nil {
@@ -76,8 +76,8 @@ func Succeed(cfg Config) (*Successor, error) {
 	return &Successor{cfg: cfg, file: f}, nil
 }
 
-// New is [New] for an agent whose turn has come. It keeps what the programs of the one before it do
-// in force until it has attached its own.
+// New is [New] for an agent that has waited its turn. It keeps the previous agent's programs
+// attached until this agent has attached its own.
 func (s *Successor) New() (*Agent, error) {
 	a, err := New(s.cfg)
 	if err == nil && s.inherited != nil {
@@ -87,7 +87,7 @@ func (s *Successor) New() (*Agent, error) {
 	return a, err
 }
 
-// disinherit detaches the programs of the agent before this one that this one has not replaced.
+// disinherit detaches the previous agent's programs that this one has not replaced.
 func (a *Agent) disinherit() error {
 	if a.ends == nil {
 		return nil
@@ -98,10 +98,10 @@ func (a *Agent) disinherit() error {
 	return nil
 }
 
-// Succeeded reports whether another agent takes over from this one, which was told to stop. Then
-// this process must end as if it were killed: the other one adopts what it leaves, with an error too,
-// which says that its programs end before the other one has its own. Otherwise this one stops
-// cleanly. Succeeded waits until another agent comes, patience is over, or ctx ends.
+// Succeeded reports whether another agent takes over from this one, which was told to stop. If so,
+// this process must end as if it were killed, and the other agent adopts what it leaves. With true,
+// an error means that its programs end before the other agent has attached its own. If not, this
+// agent stops cleanly. Succeeded waits for another agent until patience is over or ctx ends.
 func (a *Agent) Succeeded(ctx context.Context, patience time.Duration) (bool, error) {
 	return succeeded(ctx, a.cfg.StateDir, patience, a.ends.Left)
 }
@@ -136,7 +136,7 @@ func succeeded(ctx context.Context, dir string, patience time.Duration, left fun
 	}
 }
 
-// hand tells the agent that takes over which programs are attached, and waits until it holds them.
+// hand passes the list of attached programs to the successor, and waits until it holds them.
 func hand(f *os.File, left []qdisc.Left) error {
 	if len(left) == 0 {
 		return nil
@@ -156,8 +156,8 @@ func hand(f *os.File, left []qdisc.Left) error {
 	return errors.New("hand over programs: the agent that takes over does not open them: they end, until it attaches its own")
 }
 
-// take opens the programs that the agent that stops has told of. done reports whether it has told,
-// and is true with an error.
+// take opens the programs that the stopping agent has listed. done reports whether the list was
+// there; it is also true with an error.
 func (s *Successor) take() (done bool, err error) {
 	text, err := content(s.file)
 	if err != nil {
@@ -175,8 +175,8 @@ func (s *Successor) take() (done bool, err error) {
 	return true, errors.Join(err, put(s.file, held))
 }
 
-// put replaces the content of the file. An agent that reads it meanwhile sees at least that
-// something is there, if something was.
+// put replaces the content of the file. A concurrent reader never sees the file empty if it had
+// content before.
 func put(f *os.File, text string) error {
 	if _, err := f.WriteAt([]byte(text), 0); err != nil {
 		return err
@@ -189,10 +189,10 @@ func content(f *os.File) (string, error) {
 	return string(b), err
 }
 
-// mostTold bounds the file: some 60 bytes for each program.
+// mostTold bounds the file: a program takes some 60 bytes.
 const mostTold = 4 << 20
 
-// queue locks f, or closes it. An agent that looks for its successor has the lock for a moment.
+// queue locks f, or closes it. It retries, as a stopping agent locks f for a moment.
 func queue(f *os.File) error {
 	for deadline := time.Now().Add(time.Second); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -207,10 +207,10 @@ func queue(f *os.File) error {
 	}
 }
 
-// Wait returns nil when no agent works on this host, so that the caller has to. It returns the
-// error of ctx if that ends first and the agent that works goes on, or undoes its changes itself.
-// If that agent has been told to stop at the same moment, Wait returns nil after its end: the
-// caller then undoes what it has left. Wait opens the programs of that agent before its end.
+// Wait returns nil when no agent works on this host, so that the caller must. If ctx ends first, it
+// returns the error of ctx, provided that the working agent continues or undoes its own changes. If
+// the working agent was told to stop at the same moment, Wait returns nil after that agent's end,
+// and the caller undoes its changes. Wait opens the programs of that agent before it ends.
 func (s *Successor) Wait(ctx context.Context) error {
 	look := time.NewTicker(glance)
 	defer look.Stop()
@@ -251,7 +251,7 @@ func (s *Successor) told() bool {
 	return err == nil && info.Size() > 0
 }
 
-// untold notes that this agent, which holds the journal, was not told to stop.
+// untold clears the note of a stop: this agent, which holds the journal, was not told to stop.
 func untold(dir string) error {
 	err := os.Truncate(filepath.Join(dir, successorFile), 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -260,7 +260,7 @@ func untold(dir string) error {
 	return err
 }
 
-// Close makes room for the next that waits.
+// Close gives up the place, so that another agent can wait.
 func (s *Successor) Close() error {
 	var err error
 	if s.inherited != nil {
@@ -274,7 +274,7 @@ func (s *Successor) Close() error {
 var ErrTwo = errors.New("another agent works in this network namespace")
 
 // alone makes this process the only agent of its network namespace until the file is closed. The
-// kernel releases the lock with the process, however that ends; the file stays. Errors: ErrTwo.
+// kernel releases the lock when the process ends; the file stays. Errors: ErrTwo.
 func alone(proc string) (*os.File, error) {
 	dir, ns, err := own(proc)
 	var f *os.File
@@ -286,12 +286,12 @@ func alone(proc string) (*os.File, error) {
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		pid, _ := io.ReadAll(io.LimitReader(f, 20)) // nothing: it has only just taken the lock
+		pid, _ := io.ReadAll(io.LimitReader(f, 20)) // empty if the other has only just taken the lock
 		return nil, errors.Join(fmt.Errorf("%w: process %s", ErrTwo, pid), f.Close())
 	}
 	pid := ""
 	if err == nil {
-		pid, err = os.Readlink(filepath.Join(proc, "self")) // as the host counts
+		pid, err = os.Readlink(filepath.Join(proc, "self")) // its PID in the host's PID namespace
 	}
 	if err == nil {
 		err = put(f, pid)
@@ -302,9 +302,9 @@ func alone(proc string) (*os.File, error) {
 	return f, nil
 }
 
-// own returns the directory of what belongs to a network namespace, and the number of this one. It
-// is /run/fairlead as process 1 sees it: agents in containers meet there, too, and no other container
-// gets there. Where this process may not look through that one's root, its own has to do.
+// own returns the directory for what belongs to a network namespace, and the inode of this one. The
+// directory is /run/fairlead in the root of process 1: agents in containers meet there, and other
+// containers cannot reach it. A process without access to that root uses its own.
 func own(proc string) (dir, number string, err error) {
 	var ns unix.Stat_t
 	if err := unix.Stat(filepath.Join(proc, "self/ns/net"), &ns); err != nil {
@@ -317,7 +317,7 @@ func own(proc string) (dir, number string, err error) {
 	return filepath.Join(root, "run/fairlead"), strconv.FormatUint(ns.Ino, 10), nil
 }
 
-// openLock opens a file for flock(2), and makes it and its directory if they are missing.
+// openLock opens a file for flock(2). It creates the file and its directory if they are missing.
 func openLock(dir, name string, mode os.FileMode) (*os.File, error) {
 	if err := os.MkdirAll(dir, mode); err != nil {
 		return nil, err
@@ -325,8 +325,8 @@ func openLock(dir, name string, mode os.FileMode) (*os.File, error) {
 	return os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 }
 
-// openJournal opens the journal in the state directory, with a copy in /run/fairlead: what an agent has
-// changed is found although its state was damaged or removed.
+// openJournal opens the journal in the state directory, with a copy in /run/fairlead. The copy
+// preserves an agent's changes if the state directory is damaged or removed.
 func openJournal(cfg Config) (*journal.Journal, error) {
 	second := ""
 	if state, err := filepath.Abs(cfg.StateDir); err == nil {
@@ -342,9 +342,9 @@ func openJournal(cfg Config) (*journal.Journal, error) {
 	return j, err
 }
 
-// RestoreAlone undoes the changes that match, which an agent has left; it finds them although the
-// journal was damaged or removed, and those with fairlead's mark also without its copy. The error does
-// not contain those of the outcomes. Errors: journal.ErrBusy if an agent has StateDir; journal.ErrVersion.
+// RestoreAlone undoes the matching changes that an agent has left. It finds them even if the
+// journal was damaged or removed; those with fairlead's mark it finds without the copy, too. The error excludes the outcomes'. Errors: journal.ErrBusy if an agent has StateDir;
+// journal.ErrVersion.
 func RestoreAlone(cfg Config, match func(journal.Entry) bool) (out []journal.Outcome, err error) {
 	cfg.Log = slog.New(slog.DiscardHandler)
 	j, err := openJournal(cfg)

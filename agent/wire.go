@@ -74,7 +74,7 @@ func wireSamples(name string, s feature.Snapshot) api.FeatureSamples {
 		if x.Histogram != nil {
 			continue // for the metrics page; the API has quantiles in their place
 		}
-		// JSON cannot represent these, and one must not spoil the rest.
+		// JSON has no NaN or infinity, and one such value must not spoil the rest.
 		if math.IsNaN(x.Value) || math.IsInf(x.Value, 0) {
 			continue
 		}
@@ -87,13 +87,13 @@ func wireSamples(name string, s feature.Snapshot) api.FeatureSamples {
 	return out
 }
 
-// device is how the kernel and the journal name a network device.
+// device identifies a network device as the kernel and the journal do.
 type device struct {
 	netns uint64 // inode of its namespace
 	index int
 }
 
-// Devices are the names of network devices, for texts that people read.
+// Devices maps network devices to their names, for texts that people read.
 type Devices map[device]string
 
 // HostDevices names the devices of the namespace of this process. Devices that cannot be listed
@@ -131,8 +131,8 @@ func (a *Agent) devices() Devices {
 	return names
 }
 
-// of names the device of a journal object (NETNS/INDEX, and perhaps more); "" if it has none, or
-// its name is not known.
+// of returns the name of the device of a journal object (NETNS/INDEX, perhaps with more); "" if the
+// object has no device, or its name is unknown.
 func (d Devices) of(object string) string {
 	var at device
 	if n, _ := fmt.Sscanf(object, "%d/%d", &at.netns, &at.index); n < 2 {
@@ -141,11 +141,11 @@ func (d Devices) of(object string) string {
 	return d[at]
 }
 
-// numbered matches a device in errors of packages netdev and qdisc.
+// numbered matches a device in the errors of packages netdev and qdisc.
 var numbered = regexp.MustCompile(`device ([0-9]+) (?:in|of) netns ([0-9]+)`)
 
-// named puts the names of devices into the text of an error. It calls find for them only if there
-// is such a device.
+// named inserts the names of devices into the text of an error. It calls find only if the text has
+// such a device.
 func named(text string, find func() Devices) string {
 	return numbered.ReplaceAllStringFunc(text, func(s string) string {
 		m := numbered.FindStringSubmatch(s)
@@ -182,8 +182,8 @@ func (w *worker) status(id container.ID) api.FeatureStatus {
 	return s
 }
 
-// withRefused adds to the result of an Apply which labels do not count for keys of the
-// feature: without them a Target is in force in part only.
+// withRefused adds to the result of an Apply the labels that policy refuses for keys of the
+// feature. Without them a Target is in force only in part.
 func withRefused(name string, t policy.Target, err error) error {
 	for _, p := range t.Refused {
 		if policy.FeatureOf(p.Key) == name {
@@ -193,7 +193,7 @@ func withRefused(name string, t policy.Target, err error) error {
 	return err
 }
 
-// partly adds a part that is not in force to the result of an Apply; an error stays as it is.
+// partly adds to the result of an Apply a part that is not in force. Other errors stay.
 func partly(err error, what string) error {
 	switch {
 	case err == nil:

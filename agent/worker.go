@@ -28,39 +28,39 @@ type worker struct {
 	pace    pace
 	log     *slog.Logger
 	wake    chan struct{}                                          // capacity 1
-	left    func()                                                 // called when a container has nothing left, and once adopted
+	left    func()                                                 // called when a container has nothing left, and when begun is set
 	contest func(feature string, id container.ID, err error) error // see rewritten
 
 	deciding feature.Loop // of the controller of a feature that decides
 
 	mu     sync.Mutex
-	ending bool // stop was called: nothing is wanted from then on
+	ending bool // stop was called: want has no effect any more
 	rows   map[container.ID]*row
 	prune  row                // its want stays nil
-	alive  bool               // the list is complete: prune may be called
-	begun  bool               // all of the first complete list was tried: see adopted
-	cancel context.CancelFunc // ends the call that is under way, nil if none is
-	busy   *row               // the row of that call
+	alive  bool               // the list is complete, so prune may be called
+	begun  bool               // everything in the first complete list was tried: see adopted
+	cancel context.CancelFunc // cancels the call in progress; nil if there is none
+	busy   *row               // the row of that call; nil if there is none
 	doing  string             // the name of that call
 	began  time.Time          // its start
 	moved  chan struct{}      // closed at the next end of a call
 
-	calls, failures uint64 // since it was made
+	calls, failures uint64 // since newWorker
 }
 
 // row is the state of the feature for one container.
 type row struct {
 	id      container.ID
-	want    *policy.Target // nil: nothing of ours may be in force
-	netns   uint64         // of the container, when it was last wanted
-	asked   uint64         // goes up when want changes
-	touched bool           // Apply was called, so Remove will be due
-	settled bool           // the host was brought to want
-	awaited bool           // somebody waits for the end of its next call
+	want    *policy.Target // nil: nothing may stay in force
+	netns   uint64         // of the container when it was last wanted
+	asked   uint64         // incremented when want changes
+	touched bool           // Apply was called, so Remove is due at the end
+	settled bool           // the host matches want
+	awaited bool           // settle waits for the end of its next call
 	tries   int            // failures in a row
 	tried   time.Time      // end of the last call
-	away    time.Time      // since when an object is away, or containers disagree; zero: neither
-	told    bool           // that was logged
+	away    time.Time      // since when an object is missing or containers disagree; zero: neither
+	told    bool           // the log has that
 	err     error          // of the last call
 	since   time.Time      // when settled or err last changed
 	due     time.Time      // of the next call
@@ -82,8 +82,8 @@ func newWorker(f feature.Feature, p pace, log *slog.Logger, left func()) *worker
 	return w
 }
 
-// want replaces what is wanted. Containers that are not in targets are removed at once, and a call
-// for one of them is cancelled. With complete, targets holds every running container.
+// want replaces the list of targets. Containers missing from it are removed at once, and a call for
+// one of them is cancelled. With complete, targets holds every running container.
 func (w *worker) want(targets map[container.ID]*policy.Target, complete bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -101,7 +101,7 @@ func (w *worker) replace(targets map[container.ID]*policy.Target, complete bool)
 			w.rows[id] = r
 		}
 		r.netns = t.Container.NetNS
-		if !reflect.DeepEqual(r.want, t) { // the same one, mostly
+		if !reflect.DeepEqual(r.want, t) { // usually the same pointer
 			w.ask(r, t, now)
 		}
 	}
@@ -126,21 +126,21 @@ func (w *worker) replace(targets map[container.ID]*policy.Target, complete bool)
 	poke(w.wake)
 }
 
-// move wakes those who wait for the end of a call.
+// move wakes all that wait for the end of a call.
 func (w *worker) move() {
 	close(w.moved)
 	w.moved = make(chan struct{})
 }
 
-// adopted reports whether everything that was wanted at first has been tried once. What an earlier
-// agent left in force, and no call has adopted by then, has no owner.
+// adopted reports whether everything in the first complete list has been tried once. What an
+// earlier agent left in force and no call has adopted by then has no owner.
 func (w *worker) adopted() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.begun
 }
 
-// tried reports whether every call that a complete list asks for has been made at least once.
+// tried reports whether each call that a complete list requires was made at least once.
 func (w *worker) tried() bool {
 	for _, r := range w.rows {
 		if r.want != nil && !r.settled && r.tries == 0 {
@@ -150,7 +150,7 @@ func (w *worker) tried() bool {
 	return w.alive
 }
 
-// has reports whether anything of a container may be in force, or is wanted.
+// has reports whether anything of a container is wanted or may be in force.
 func (w *worker) has(id container.ID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -183,7 +183,7 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// step makes the most urgent call. If none is due, it returns when the next one will be; zero means
+// step makes the most urgent call. If none is due, it returns the time of the next one; zero means
 // never, as things stand.
 func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	if w.fence.unavailable() != "" {
@@ -204,7 +204,7 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	if r == &w.prune {
 		alive = make(map[container.ID]bool, len(w.rows))
 		for id := range w.rows {
-			alive[id] = true // also those that wait for Remove: that is its part
+			alive[id] = true // even containers that wait for Remove, which cleans up after them
 		}
 	} else if target != nil {
 		r.touched = true
@@ -231,7 +231,7 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	w.note(r, asked, err)
 	if !w.begun && w.tried() {
 		w.begun = true
-		w.left() // the rest was not taken over
+		w.left() // what was not adopted is now due for sweep
 	}
 	w.move()
 	return true, time.Time{}
@@ -241,12 +241,12 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 func (w *worker) note(r *row, asked uint64, err error) {
 	now := w.pace.now()
 	w.calls++
-	if r.asked != asked { // another target is wanted by now, and due
+	if r.asked != asked { // want has changed since, and that call is due
 		return
 	}
 	r.tried, r.awaited = now, false
 	if err != nil && r.news(err, now) && !errors.Is(err, context.Canceled) && !isPanic(err) {
-		// A part that cannot hold follows from the policy, and is the container's status.
+		// Policy asks for a part that cannot be in force: the container's status shows it.
 		level, what := slog.LevelWarn, "not in force"
 		if errors.Is(err, feature.ErrPartly) {
 			level, what = slog.LevelInfo, "in force in part"
@@ -269,11 +269,11 @@ func (w *worker) note(r *row, asked uint64, err error) {
 		}
 	case r != &w.prune && r.want == nil:
 		delete(w.rows, r.id)
-		// Others in the namespace may have shared it.
+		// Other containers in the namespace may have shared it.
 		w.sharing(r, func(other *row) { other.due = now })
 		w.left()
 	default:
-		if changed { // it may have been in the way of others in the namespace
+		if changed { // it may have blocked other containers in the namespace
 			w.sharing(r, func(other *row) {
 				if !other.settled {
 					other.due = now
@@ -297,12 +297,12 @@ func (w *worker) sharing(r *row, do func(*row)) {
 	}
 }
 
-// passing is how long a failure is not reported, if an object has gone or containers disagree. A
-// device goes a moment before the end of its container, or its next list of devices, is known. A
-// change for all that share a network reaches one container after the other.
+// passing is how long a failure is not reported if an object has gone or containers disagree. A
+// device goes a moment before the end of its container, or its new list of devices, is known. A
+// change for all containers of a netns reaches one after the other.
 const passing = 2 * time.Second
 
-// news reports whether an error is to be reported.
+// news reports whether to log an error.
 func (r *row) news(err error, now time.Time) bool {
 	if !kernel.Gone(err) && !errors.Is(err, feature.ErrDisagree) {
 		r.away = time.Time{}
@@ -318,7 +318,7 @@ func (r *row) news(err error, now time.Time) bool {
 	return true
 }
 
-// ended reports whether the container has ended, before the list of containers says so.
+// ended reports whether the container has ended, even if the list does not say so yet.
 func (r *row) ended() bool {
 	if r.want == nil || r.want.Container.Cgroup.V2 == "" {
 		return r.want == nil
@@ -337,8 +337,8 @@ func (r *row) op(w *worker) string {
 	return "apply"
 }
 
-// The order of calls that are due: a start that is held waits for no other container, and those that
-// have ended or are new never wait for those that failed before.
+// The order of due calls: a held start waits for no other container, and calls for ended or new
+// containers never wait for retries.
 const (
 	urgencyAwaited = iota
 	urgencyRemove
@@ -364,7 +364,7 @@ func (w *worker) urgency(r *row) int {
 	return urgencyApply
 }
 
-// choose returns the most urgent row that is due, or when one will be.
+// choose returns the most urgent row that is due, or the time of the next one.
 func (w *worker) choose() (best *row, next time.Time) {
 	now := w.pace.now()
 	look := func(r *row) {
@@ -389,8 +389,8 @@ func (w *worker) choose() (best *row, next time.Time) {
 }
 
 // letGo waits until the feature has nothing left for the matching containers, until Remove has
-// failed for those that remain, or until ctx ends. The caller has removed them from the list
-// before.
+// failed for the remaining ones, or until ctx ends. The caller has already removed the containers
+// from the list.
 func (w *worker) letGo(ctx context.Context, match func(container.ID) bool) {
 	w.until(ctx, func() bool {
 		for id, r := range w.rows {
@@ -402,15 +402,15 @@ func (w *worker) letGo(ctx context.Context, match func(container.ID) bool) {
 	})
 }
 
-// settle waits until the feature has done what is wanted for a container, or has failed to, and
-// returns its error; nil if nothing is wanted. When ctx ends, it returns the error of ctx.
+// settle waits until the feature has applied a container's target, or failed to. It returns the
+// feature's error; nil if nothing is wanted. When ctx ends, it returns the error of ctx.
 func (w *worker) settle(ctx context.Context, id container.ID) (err error) {
 	late := w.until(ctx, func() bool {
 		r, why := w.rows[id], w.fence.unavailable()
 		switch {
 		case why != "":
 			err = errors.New(why)
-		case r == nil || r.settled: // as far as this host can
+		case r == nil || r.settled: // as far as this host supports it
 		case r.err != nil:
 			err = r.err
 		default:
@@ -422,7 +422,7 @@ func (w *worker) settle(ctx context.Context, id container.ID) (err error) {
 	return cmp.Or(late, err)
 }
 
-// until waits until done holds, which is asked at first and after each call. The error is that of ctx.
+// until waits until done returns true. It asks at once and after each call. The error is ctx's.
 func (w *worker) until(ctx context.Context, done func() bool) error {
 	for {
 		w.mu.Lock()
@@ -439,8 +439,8 @@ func (w *worker) until(ctx context.Context, done func() bool) error {
 	}
 }
 
-// stop removes everything that was applied, with a few attempts for each container, and closes the
-// feature. It is called once run has returned.
+// stop removes everything that was applied, with a few attempts per container, and closes the
+// feature. The caller waits for run to return first.
 func (w *worker) stop(ctx context.Context) error {
 	const enough = 3
 	w.mu.Lock()
@@ -470,8 +470,8 @@ func (w *worker) stop(ctx context.Context) error {
 	return w.fence.close(w.feature)
 }
 
-// again requests another Apply of a container's Target, as the feature would return something else
-// now. It is made at once or, where the last one failed, a second after that.
+// again requests another Apply of a container's Target, because its result would differ now. The
+// call is due at once or, if the last one failed, a second after that one.
 func (w *worker) again(id container.ID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -485,7 +485,7 @@ func (w *worker) again(id container.ID) {
 			return
 		}
 	}
-	if w.busy == r { // that call's result may be out of date
+	if w.busy == r { // the running call may work with old state
 		r.asked++
 	}
 	r.due = due

@@ -42,8 +42,8 @@ type CapacityRequest struct {
 	Realtime []RealtimePoint `json:"realtime,omitempty" doc:"profile of operations against real-time budgets; absent: the one that is known stays"`
 }
 
-// RealtimePoint is what a disk did for real-time threads of a budget beside busy CPUs, one
-// thread for each CPU.
+// RealtimePoint is the performance of a disk for real-time threads of a budget, one for each CPU,
+// while the CPUs are busy.
 type RealtimePoint struct {
 	Budget    float64 `json:"budget_seconds" doc:"time in each second of each CPU"`
 	ReadIOPS  uint64  `json:"read_iops" doc:"reads of 4 KiB per second"`
@@ -69,13 +69,13 @@ type Reservation struct {
 	Mend     string `json:"mend,omitempty" doc:"what would have a reservation met that is missed, or what is done about it"`
 }
 
-// Reservations are all reservations.
+// Reservations lists all reservations.
 type Reservations struct {
 	Reservations []Reservation `json:"reservations" doc:"by name of the container and device"`
 }
 
-// ReservationChange asks the feature which policy makes a change of a reservation; the
-// answer is a SetRequest. The change is Delete, or the new Figures.
+// ReservationChange is the Body of an [Ask] for the policy that makes a change of a reservation.
+// The feature answers with a SetRequest. The change is Delete, or the new Figures.
 type ReservationChange struct {
 	ID      string // of the reservation to change; "": make a new one
 	Device  string // of a new reservation
@@ -136,7 +136,7 @@ type BlockIORow struct {
 	Throttled   float64 `json:"throttled,omitempty" doc:"time that its own quota, or one of a cgroup above it, throttled it, in seconds per second, summed over the CPUs"`
 }
 
-// BlockIORealtime is how the real-time budget of a container stands.
+// BlockIORealtime is the state of a container's real-time budget.
 type BlockIORealtime struct {
 	Container ID      `json:"container,string" doc:"id of the container"`
 	Name      string  `json:"name,omitempty" doc:"name of the container"`
@@ -203,14 +203,13 @@ type BlockIOEvent struct {
 	Text    string    `json:"text" doc:"evidence of the interference, or the action of the agent"`
 }
 
-// BlockIOEventsAfter asks the feature for the events after an id. The feature waits for the
-// first of them, or for the end of the context. The answer is a []BlockIOEvent.
+// BlockIOEventsAfter is the Body of an [Ask] for the events after an id. The feature waits for the
+// first of them, or until the context ends. It answers with a []BlockIOEvent.
 type BlockIOEventsAfter uint64
 
-// FollowBlockIO yields the events of reservations after the one with the given id, or all
-// that the agent still has if after is 0. It goes on until ctx or the agent ends, and
-// yields an error last. It calls missed, if that is not nil, with the number of events that
-// the agent no longer has.
+// FollowBlockIO yields the events of reservations after the one with the given id; 0: all that the
+// agent still has. It ends with ctx or with the agent, and yields an error last. It calls missed,
+// if that is not nil, with the number of events that the agent no longer has.
 func (c *Client) FollowBlockIO(ctx context.Context, after uint64, missed func(events uint64)) iter.Seq2[BlockIOEvent, error] {
 	return func(yield func(BlockIOEvent, error) bool) {
 		more := true
@@ -243,9 +242,9 @@ func (c *Client) FollowBlockIO(ctx context.Context, after uint64, missed func(ev
 	}
 }
 
-// BlockIO returns the block I/O that containers have reserved and achieve: of all if ref is
-// "", otherwise of one, named as for Explain. If over is not 0 (at most [MaxOver]), the
-// agent measures for that time and answers after it.
+// BlockIO returns the block I/O that containers have reserved and achieve: for all if ref is "",
+// otherwise for one, named as for Explain. If over is not 0 (at most [MaxOver]), the agent measures
+// for that time before it answers.
 func (c *Client) BlockIO(ctx context.Context, ref string, over time.Duration) (out BlockIO, err error) {
 	return out, c.report(ctx, "blockio", ref, over, &out)
 }
@@ -287,8 +286,9 @@ func SortBlockIO(b BlockIO) {
 	slices.SortFunc(b.Devices, func(x, y BlockIODevice) int { return strings.Compare(x.Disk, y.Disk) })
 }
 
-// slowed returns a function that fills in what a container lost of its reserved I/O, and who ran
-// while it waited for CPUs, both over the last window of the report. The report may be nil.
+// slowed returns a function that fills in how much of its reserved I/O a container lost, and which
+// containers ran while it waited for CPUs. Both cover the last window of the report, which may be
+// nil.
 func (b *BlockIO) slowed() func(*OverviewRow) losses {
 	if b == nil {
 		return func(*OverviewRow) losses { return nil }
@@ -298,7 +298,7 @@ func (b *BlockIO) slowed() func(*OverviewRow) losses {
 		rows[r.Container] = append(rows[r.Container], r)
 	}
 	for _, w := range b.Waits {
-		// A quota or a hypervisor in the way is no neighbour; it has a name in brackets.
+		// A quota or a hypervisor is no neighbour; its name is in brackets.
 		if w.Victim != w.Culprit && (w.Culprit != 0 || w.Name == "(host)") {
 			waits[w.Victim] = append(waits[w.Victim], w)
 		}
@@ -319,18 +319,18 @@ func (b *BlockIO) slowed() func(*OverviewRow) losses {
 				x.Cause = SlowedByCPU
 			}
 			if len(l) == 0 || x.Slowed > l[0].Slowed {
-				l = losses{x} // one disk after the other is slowed as by the worst
+				l = losses{x} // the worst disk counts, as one disk after the other is slowed
 			}
 		}
 		return l
 	}
 }
 
-// waitedEnough is the time that a container with a reservation waits for a CPU on which another
-// runs, in seconds per second, from which the other is to blame there and not at the disk.
+// waitedEnough is the time, in seconds per second, for which a container with a reservation waits
+// for a CPU that another uses. From there on that container is to blame, and not the disk.
 const waitedEnough = 0.05
 
-// name names those who ran while a container waited for CPUs, where they are known.
+// name fills in the known containers that ran while a container waited for CPUs.
 func name(row *OverviewRow, waits []BlockIOWait) {
 	all := 0.0
 	for _, w := range waits {
@@ -347,7 +347,7 @@ func name(row *OverviewRow, waits []BlockIOWait) {
 	}
 }
 
-// missing is the largest part of a reservation's figures that is not achieved.
+// missing returns the largest unachieved part of a reservation's figures.
 func (r BlockIORow) missing() (part float64) {
 	for _, x := range [][2]uint64{
 		{r.Achieved.ReadIOPS, r.Reserved.ReadIOPS}, {r.Achieved.WriteIOPS, r.Reserved.WriteIOPS},
@@ -360,7 +360,7 @@ func (r BlockIORow) missing() (part float64) {
 	return part
 }
 
-// actions lists what is done to a container, or for it, about disks. The report may be nil.
+// actions lists what is done about disks to or for a container. The report may be nil.
 func (b *BlockIO) actions(id ID) (list []Evidence) {
 	if b == nil {
 		return nil

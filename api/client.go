@@ -17,22 +17,21 @@ import (
 	"time"
 )
 
-// ErrNoAgent is wrapped by the errors of a Client when nobody answers at its
-// socket.
+// ErrNoAgent is wrapped by the errors of a Client if no agent answers at its socket.
 var ErrNoAgent = errors.New("no agent answers")
 
 // maxAnswer bounds what a Client reads of one answer.
 const maxAnswer = 64 << 20
 
-// Client looks at one agent, and tells it what to do. Its methods may be
-// called from several goroutines. An answer that is not 2xx is an *[Error].
+// Client queries and commands one agent. It is safe for concurrent use. An answer other than 2xx is
+// an *[Error].
 type Client struct {
 	socket string
 	http   http.Client
 }
 
-// Dial gives a Client of the agent at a unix socket. It connects at the first
-// request, so that an agent that isn't there is the error of that one.
+// Dial returns a Client of the agent at a unix socket. It connects at the first request, so an
+// absent agent is an error of that request.
 func Dial(socket string) *Client {
 	var d net.Dialer
 	return &Client{socket: socket, http: http.Client{
@@ -53,73 +52,72 @@ func Dial(socket string) *Client {
 	}}
 }
 
-// Close lets go of idle connections.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Containers lists the containers that run now, sorted by name.
+// Containers lists the running containers, sorted by name.
 func (c *Client) Containers(ctx context.Context) (out []Container, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/containers", nil, &out)
 }
 
-// Explain says what was done to one container, named by runtime id, by name, by
-// id, or by a start of its runtime id or name of at least 4 characters. "id:" before
-// a number makes it an id, whatever containers are called.
+// Explain returns what was done to one container. ref is its runtime id, its name, its id, or a
+// prefix of at least 4 characters of its runtime id or name. With "id:" before a number it is an
+// id, even if a container has such a name.
 func (c *Client) Explain(ctx context.Context, ref string) (out Explanation, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/containers/"+url.PathEscape(ref)+"/explain", nil, &out)
 }
 
-// Plan says what features would change for one container, named as for Explain.
+// Plan returns what features would change for one container, named as for Explain.
 func (c *Client) Plan(ctx context.Context, ref string) (out []Planned, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/containers/"+url.PathEscape(ref)+"/plan", nil, &out)
 }
 
-// Doctor gives what the agent's host can do, as seen from the agent.
+// Doctor returns what the agent's host can do.
 func (c *Client) Doctor(ctx context.Context) (out Report, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/doctor", nil, &out)
 }
 
-// Status says how the agent stands.
+// Status returns the state of the agent.
 func (c *Client) Status(ctx context.Context) (out Status, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/status", nil, &out)
 }
 
-// Samples reads what the features measured.
+// Samples returns the measurements of the features.
 func (c *Client) Samples(ctx context.Context) (out Samples, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/samples", nil, &out)
 }
 
-// Version says what the agent is.
+// Version returns the versions of the agent and its API.
 func (c *Client) Version(ctx context.Context) (out Version, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/version", nil, &out)
 }
 
-// Reload makes the agent read its policy again. It also ends what Restore
-// holds. Policy that cannot be used is in the answer, not an error.
+// Reload makes the agent read its policy again. It also ends the hold of Restore. The answer, not
+// the error, reports invalid policy.
 func (c *Client) Reload(ctx context.Context) (out PolicyStatus, err error) {
 	return out, c.do(ctx, http.MethodPost, "/v1/policy/reload", nil, &out)
 }
 
-// Restore undoes what is applied to one container, or to all if ref is "",
-// and keeps the agent from applying it again until the next reload.
+// Restore undoes what is applied to one container, or to all if ref is "". The agent does not apply
+// it again until the next reload.
 func (c *Client) Restore(ctx context.Context, ref string) (out Restored, err error) {
 	return out, c.do(ctx, http.MethodPost, "/v1/restore", RestoreRequest{Container: ref}, &out)
 }
 
-// Set gives a running container, named as for Explain but by a start of its name
-// only with "…" behind it, values above those of
-// files and labels, and takes such values back: all of that or nothing. The
-// answer is the container as it stands then.
+// Set sets values for a running container that override files and labels, and clears such values:
+// all of them or none. ref is as for Explain, but a prefix of a name needs "…" at its end. The
+// answer is the resulting state of the container.
 func (c *Client) Set(ctx context.Context, ref string, in SetRequest) (out Container, err error) {
 	return out, c.do(ctx, http.MethodPost, "/v1/containers/"+url.PathEscape(ref)+"/set", in, &out)
 }
 
-// Self gives what the calling container may know of itself. It works on the
-// agent's self socket only.
+// Self returns what the calling container may know about itself. It works only on the agent's self
+// socket.
 func (c *Client) Self(ctx context.Context) (out Self, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/self", nil, &out)
 }
 
-// report asks for a feature's report over a time: about one container, or all if ref is "".
+// report requests a feature's report over a time: about one container, or all if ref is "".
 func (c *Client) report(ctx context.Context, feature, ref string, over time.Duration, out any) error {
 	query := url.Values{}
 	if over != 0 {
@@ -128,7 +126,7 @@ func (c *Client) report(ctx context.Context, feature, ref string, over time.Dura
 	return c.ask(ctx, feature, ref, query, out)
 }
 
-// ask is report with all the parameters that a route may have.
+// ask is report with all parameters that a route may have.
 func (c *Client) ask(ctx context.Context, feature, ref string, query url.Values, out any) error {
 	path := "/v1/" + feature
 	if ref != "" {
@@ -168,11 +166,11 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any) error
 	return nil
 }
 
-// send sends a request, and gives an answer that is 2xx, whose body the caller closes.
+// send sends a request, and returns a 2xx answer. The caller closes its body.
 func (c *Client) send(by *http.Client, req *http.Request) (*http.Response, error) {
 	resp, err := by.Do(req)
 	if err != nil {
-		// The reason alone: the URL around it means nothing on a unix socket.
+		// The cause alone: the URL around it means nothing on a unix socket.
 		if ue := (*url.Error)(nil); errors.As(err, &ue) {
 			err = ue.Err
 		}
@@ -204,11 +202,11 @@ type StreamState struct {
 	Dropped int `json:"dropped" doc:"how many were dropped since the agent began, as they read too slowly"`
 }
 
-// maxEvent bounds a line of a stream that a Client reads.
+// maxEvent bounds the length of a line in a stream.
 const maxEvent = 1 << 20
 
-// follow reads a stream of a path from the event after an id on, and gives the name of each event, ""
-// for "message", and its data to take, until that says no, ctx ends or the stream does.
+// follow reads the stream at a path, from the event after an id. It passes the name of each event,
+// "" for "message", and its data to take, until take returns false, or ctx or the stream ends.
 func (c *Client) follow(ctx context.Context, path string, after uint64, take func(name string, data []byte) bool) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://fairlead"+path, nil)
 	if err != nil {
@@ -229,9 +227,8 @@ func (c *Client) follow(ctx context.Context, path string, after uint64, take fun
 	return nil
 }
 
-// parseStream gives each event to take, until that says no. Fields of which nothing is
-// needed, and comments, are left out, as the standard has it. At the end of the stream,
-// an event without its empty line is none.
+// parseStream passes each event to take until take returns false. As the standard requires, it
+// ignores comments and unknown fields, and drops an event that the end of the stream cuts off.
 func parseStream(r io.Reader, take func(name string, data []byte) bool) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxEvent)
@@ -261,9 +258,9 @@ func parseStream(r io.Reader, take func(name string, data []byte) bool) error {
 	return lines.Err()
 }
 
-// Text is what an error says to people. Some of Go's own errors name functions of its
-// library, or say what only its programmers know; those it puts into words. The rest of
-// the text stays as it is.
+// Text returns the text of an error for people. Some errors of Go's library name its functions, or
+// say what only programmers understand: Text rephrases these, and leaves the rest of the text
+// unchanged.
 func Text(err error) string {
 	if err == nil {
 		return ""
@@ -277,7 +274,7 @@ func Text(err error) string {
 	return text
 }
 
-// parts appends err and all that it wraps, the outermost first.
+// parts appends err and all errors that it wraps, the outermost first.
 func parts(err error, list []error) []error {
 	list = append(list, err)
 	switch x := err.(type) {
@@ -293,7 +290,7 @@ func parts(err error, list []error) []error {
 	return list
 }
 
-// wordsFor gives the words for one of Go's errors, or "" for any other.
+// wordsFor returns the text for one of Go's errors, or "" for any other.
 func wordsFor(err error) string {
 	if x, ok := err.(*strconv.NumError); ok {
 		what := "a whole number"

@@ -13,20 +13,20 @@ func (c *Client) Frame(ctx context.Context) (out Frame, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/frame", nil, &out)
 }
 
-// Overview returns how each container stands, as the agent last computed it.
+// Overview returns the agent's latest overview of the containers.
 func (c *Client) Overview(ctx context.Context) (out Overview, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/overview", nil, &out)
 }
 
-// Frame is everything that an agent reports, read at one moment. Views show the difference of two
-// frames ([Frame.After]), and a recording keeps a frame every few seconds.
+// Frame is everything that an agent reports, read at one moment. Views show the difference between
+// two frames ([Frame.After]), and a recording keeps a frame every few seconds.
 type Frame struct {
 	Taken      time.Time   `json:"taken" doc:"when the agent read it"`
 	Containers []Container `json:"containers" doc:"the containers that run, as of /v1/containers"`
 	Reports
 }
 
-// Overview says how each container stands, over the time from Since to Taken.
+// Overview describes each container over the time from Since to Taken.
 type Overview struct {
 	Since time.Time     `json:"since" doc:"start of the time"`
 	Taken time.Time     `json:"taken" doc:"end of the time"`
@@ -35,13 +35,13 @@ type Overview struct {
 
 // The causes by which neighbours slow a container, in Slowdown.Cause.
 const (
-	SlowedByPackets = "packets" // CPU time of the container that went into packets of others
-	SlowedByCPU     = "cpu"     // waits for a CPU on which others ran, beside a reservation
-	SlowedByUplink  = "uplink"  // waits in the queue of an uplink behind others, below the guaranteed rate
-	SlowedByDisk    = "disk"    // less I/O than is reserved
+	SlowedByPackets = "packets" // CPU time of the container that packets of others took
+	SlowedByCPU     = "cpu"     // waits for a CPU that others used, beside a reservation
+	SlowedByUplink  = "uplink"  // waits behind others in the queue of an uplink, below the guaranteed rate
+	SlowedByDisk    = "disk"    // less I/O than reserved
 )
 
-// OverviewRow is one container.
+// OverviewRow describes one container.
 type OverviewRow struct {
 	Container ID         `json:"container,string" doc:"id of the container"`
 	Name      string     `json:"name" doc:"name of the container"`
@@ -67,7 +67,7 @@ type OverviewRate struct {
 	Ceil     uint64  `json:"ceil_bits_per_second,omitempty" doc:"the most that it gets; absent without a bound of policy"`
 }
 
-// Slowdown is one reason for which a container runs slower.
+// Slowdown is one reason why a container runs slower.
 type Slowdown struct {
 	Cause   string  `json:"cause" doc:"packets, cpu, uplink or disk"`
 	Slowed  float64 `json:"slowed" doc:"part of slowed"`
@@ -75,9 +75,9 @@ type Slowdown struct {
 	Name    string  `json:"name,omitempty" doc:"name of that container"`
 }
 
-// After returns how each container of f stands, over the time since an earlier frame of the same
-// agent. docs/slowed.md defines each figure. A loss that neither frame has measured is absent: it
-// counts as none.
+// After describes each container of f over the time since an earlier frame of the same agent.
+// docs/slowed.md defines each figure. A loss that neither frame has measured is absent, and counts
+// as none.
 func (f Frame) After(before Frame) Overview {
 	out := Overview{Since: before.Taken, Taken: f.Taken, Rows: make([]OverviewRow, 0, len(f.Containers))}
 	parts := f.Reports.since(before.Reports)
@@ -95,7 +95,7 @@ func (f Frame) After(before Frame) Overview {
 	return out
 }
 
-// inForce lists the features that policy asks to do something for a container.
+// inForce lists the features whose policy is in force for a container.
 func inForce(c Container) (names []string) {
 	for _, s := range c.Features {
 		switch {
@@ -119,8 +119,8 @@ func (l losses) sum() (s float64) {
 	return s
 }
 
-// add takes the losses at one more resource into a row. Work that needs several resources is slowed
-// no more than at the worst of them, so all losses together add up to that.
+// add adds the losses at one more resource to a row. Work that needs several resources is slowed by
+// no more than the worst of them, so all losses together add up to that one.
 func (r *OverviewRow) add(l losses) {
 	if len(l) == 0 {
 		return
@@ -152,9 +152,8 @@ func (r *OverviewRow) add(l losses) {
 	}
 }
 
-// since returns the rows of a reading with what was counted since an earlier one:
-// each as sub makes it of the row and the one before with the same key, or the
-// zero row where there was none.
+// since returns the rows of a reading, each as sub computes it from the row and the earlier row
+// with the same key, or the zero row if there was none.
 func since[K comparable, T any](rows, before []T, key func(T) K, sub func(row, was T) T) []T {
 	was := make(map[K]T, len(before))
 	for _, row := range before {
@@ -167,8 +166,8 @@ func since[K comparable, T any](rows, before []T, key func(T) K, sub func(row, w
 	return rows
 }
 
-// less is how much a counter has grown. One that has become smaller was reset
-// in between, and has counted what it shows since.
+// less returns the increase of a counter. A counter that has decreased was reset in between: its
+// increase is its value.
 func less[N uint64 | float64](now, before N) N {
 	if now < before {
 		return now
@@ -185,8 +184,8 @@ func lessOf(now, before *float64) *float64 {
 	return &d
 }
 
-// History says who was slowed by whom over a long time, from a recording. [History.Add] makes it of
-// overviews.
+// History says who slowed whom over a long time, according to a recording. [History.Add] builds it
+// from overviews.
 type History struct {
 	Since   time.Time       `json:"since" doc:"start of the first overview"`
 	Taken   time.Time       `json:"taken" doc:"end of the last overview"`
@@ -194,7 +193,7 @@ type History struct {
 	Rows    []HistoryRow    `json:"rows" doc:"one element for each container, that which lost most first"`
 	Moments []HistoryMoment `json:"moments" doc:"the times in which one container was slowed by 5 % or more, those in which it lost most first; at most 20"`
 
-	open map[ID]*HistoryMoment // that may go on
+	open map[ID]*HistoryMoment // moments that may continue
 }
 
 // HistoryRow is one container over the whole time.
@@ -211,7 +210,7 @@ type HistoryRow struct {
 	By        []HistoryBlame `json:"by,omitempty" doc:"by what and by whom, the largest first"`
 }
 
-// HistoryBlame is one reason for which a container ran slower.
+// HistoryBlame is one reason why a container ran slower.
 type HistoryBlame struct {
 	Cause   string  `json:"cause" doc:"packets, cpu, uplink or disk"`
 	Culprit ID      `json:"culprit,omitempty,string" doc:"id of the container that is to blame; absent for the host or if unknown"`
@@ -232,20 +231,20 @@ type HistoryMoment struct {
 }
 
 const (
-	momentSlowed = 0.05            // from which on a container is slowed in a moment
-	maxMoments   = 20              // that are listed
-	longestFrame = 2 * time.Minute // between two frames; beyond, nothing was recorded in between
+	momentSlowed = 0.05            // least slowdown of a moment
+	maxMoments   = 20              // moments listed
+	longestFrame = 2 * time.Minute // longest time between two frames of a recording; beyond, there is a gap
 )
 
-// AddFrames adds what happened between two frames of a recording. Frames with a longer time between
-// them than a recording leaves, or the clock set back, are a gap and count for nothing.
+// AddFrames adds the time between two frames of a recording. It ignores a gap, which is a longer
+// time than a recording leaves between frames, or a clock that was set back.
 func (h *History) AddFrames(before, f Frame) {
 	if d := f.Taken.Sub(before.Taken); d > 0 && d <= longestFrame {
 		h.Add(f.After(before))
 	}
 }
 
-// Add adds an overview. Overviews come in the order of their times. Finish ends with the last.
+// Add adds an overview. Overviews come in order of time, and Finish follows the last one.
 func (h *History) Add(o Overview) {
 	seconds := o.Taken.Sub(o.Since).Seconds()
 	if h.open == nil {
@@ -293,7 +292,7 @@ func (h *History) Add(o Overview) {
 	}
 }
 
-// blame adds what one overview says to a sum.
+// blame adds the slowdowns of one overview to a sum.
 func blame(sum []HistoryBlame, by []Slowdown, seconds float64) []HistoryBlame {
 	for _, s := range by {
 		i := slices.IndexFunc(sum, func(b HistoryBlame) bool { return b.Cause == s.Cause && b.Culprit == s.Culprit })
@@ -307,7 +306,7 @@ func blame(sum []HistoryBlame, by []Slowdown, seconds float64) []HistoryBlame {
 	return sum
 }
 
-// closed ends the moment of a container, if it has one. Only the worst are kept.
+// closed ends the moment of a container, if there is one. Only the worst moments are kept.
 func (h *History) closed(id ID) {
 	m := h.open[id]
 	if m == nil {
@@ -327,7 +326,7 @@ func sortBlame(by []HistoryBlame) {
 	slices.SortStableFunc(by, func(a, b HistoryBlame) int { return cmp.Compare(b.Lost, a.Lost) })
 }
 
-// Finish returns the history of what was added.
+// Finish returns the history of all overviews added.
 func (h *History) Finish() History {
 	for id := range h.open {
 		h.closed(id)

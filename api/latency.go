@@ -27,7 +27,7 @@ type LatencyMeasured struct {
 // answers with a LatencyMeasured.
 type LatencyMeasure struct {
 	On  bool
-	PID int // who asks, as the agent sees it
+	PID int // PID of the asking process, as the agent sees it
 	UID int
 }
 
@@ -38,7 +38,7 @@ type LatencyFilter struct {
 	Peer     netip.Prefix // invalid: any
 	Port     uint16       // 0: any
 	Protocol string       // "": any
-	Sample   uint32       // one flow in so many, with all its packets; 0 and 1: every flow
+	Sample   uint32       // one flow in this many, with all its packets; 0 and 1: every flow
 }
 
 // The protocols that packets are grouped by.
@@ -49,7 +49,7 @@ const (
 	LatencyOther = "other"
 )
 
-// Query returns the parameters of a request that waits for at most over.
+// Query encodes the filter as the parameters of a request that waits for at most over.
 func (f LatencyFilter) Query(over time.Duration) string {
 	q := url.Values{}
 	if f.After > 0 {
@@ -82,21 +82,21 @@ func ParsePeer(s string) (netip.Prefix, error) {
 	return p.Masked(), err
 }
 
-// Latency returns the latency that this host has added to the packets of the measured
-// containers: of all if ref is "", otherwise of one, named as for Explain. If over is
-// not 0 (at most [MaxOver]), the agent measures for that time and answers after it.
+// Latency returns the latency that this host has added to packets of the measured containers: for
+// all if ref is "", otherwise for one, named as for Explain. If over is not 0 (at most [MaxOver]),
+// the agent measures for that time before it answers.
 func (c *Client) Latency(ctx context.Context, ref string, over time.Duration) (out Latency, err error) {
 	return out, c.report(ctx, "latency", ref, over, &out)
 }
 
 // LatencyRecords returns the packets of one container, named as for Explain, that the filter
-// selects, from its After on. It waits for the first of them for at most over.
+// selects. It waits for the first of them for at most over.
 func (c *Client) LatencyRecords(ctx context.Context, ref string, f LatencyFilter, over time.Duration) (out LatencyRecords, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/containers/"+url.PathEscape(ref)+"/latency/records?"+f.Query(over), nil, &out)
 }
 
-// LatencyMeasured has the packets of one container, named as for Explain, measured for this
-// process, whatever policy says, until it ends that or has not asked again for 15 seconds.
+// LatencyMeasured starts or stops measuring the packets of one container, named as for Explain, for
+// this process, whatever policy says. The agent stops after 15 seconds without a new request.
 func (c *Client) LatencyMeasured(ctx context.Context, ref string, on bool) (out LatencyMeasured, err error) {
 	return out, c.do(ctx, http.MethodPost, "/v1/containers/"+url.PathEscape(ref)+"/latency/measured", LatencyMeasured{On: on}, &out)
 }
@@ -142,8 +142,8 @@ type LatencyGap struct {
 	Why    string   `json:"why" doc:"the reason"`
 }
 
-// LatencyMeanwhile is the packet work of the CPUs on which a container's packets wait: in
-// the backlogs of the CPUs, and in the threads that poll the container's devices.
+// LatencyMeanwhile is the packet work of the CPUs on which a container's packets wait, that is in
+// the CPUs' backlogs and in the threads that poll the container's devices.
 type LatencyMeanwhile struct {
 	CPUs []int              `json:"cpus" doc:"CPUs that handled packets of the container"`
 	Own  float64            `json:"own_share" doc:"fraction of the time of these CPUs that was spent on the container's own packets"`
@@ -184,8 +184,8 @@ type LatencyCoverage struct {
 	Waiting    uint64 `json:"waiting" doc:"packets that are under way, or that ended where the measurement does not see it"`
 }
 
-// Ratio is the fraction of the packets that was measured. Packets that were left out
-// because a CPU had too many do not count. ok is false without packets.
+// Ratio returns the fraction of the packets that was measured. Packets that were skipped because a
+// CPU had too many do not count. ok is false without packets.
 func (c LatencyCoverage) Ratio() (ratio float64, ok bool) {
 	of := c.Seen - min(c.Seen, c.Unsampled)
 	if of == 0 {
@@ -216,7 +216,7 @@ type LatencyRecords struct {
 	Next   uint64 `json:"next" doc:"value of after for the next request"`
 	Missed uint64 `json:"missed" doc:"packets that were overwritten before this request; at least 1 if the recording that after is from has ended"`
 	Lost   uint64 `json:"lost_records" doc:"records of all containers that did not fit into the buffer, or were beyond 20,000 per second of one container, direction and protocol, since the agent began to measure"`
-	// LostWaits is about all containers, too.
+	// LostWaits also covers all containers.
 	LostWaits uint64          `json:"lost_waits" doc:"waits of recorded packets of all containers that were overwritten or had no room, since the agent began to measure"`
 	Limited   bool            `json:"limited,omitempty" doc:"the host is not watched for this container now, because it asks by its self socket and has had its time: packets have no waits, and a busy CPU passes some over"`
 	Records   []LatencyRecord `json:"records" doc:"packets in the order of their arrival"`
@@ -258,7 +258,7 @@ type LatencyWait struct {
 	Unknown float64          `json:"unknown_seconds" doc:"the rest of the wait"`
 }
 
-// LatencyCulprit is work of a CPU while a packet waited, and its container.
+// LatencyCulprit is work that a CPU did while a packet waited, and the container of that work.
 type LatencyCulprit struct {
 	Work      string  `json:"work" doc:"tasks, packets, softirq (other work of the kernel), idle, or others (on the self socket: anything but the container's own)"`
 	Container ID      `json:"container,omitempty,string" doc:"id of the container whose tasks or packets they were; absent for others"`
@@ -274,7 +274,7 @@ type LatencyPart struct {
 	Seconds float64 `json:"seconds" doc:"time in the stage"`
 }
 
-// SortLatency puts containers into their order: by name, and egress first.
+// SortLatency sorts containers by name, egress first.
 func SortLatency(list []LatencyContainer) {
 	slices.SortFunc(list, func(a, b LatencyContainer) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Container, b.Container), cmp.Compare(a.Direction, b.Direction))

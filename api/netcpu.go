@@ -8,24 +8,23 @@ import (
 	"time"
 )
 
-// NetCPU says whose packets took whose CPU time: of all containers if ref is
-// "", else of one, named as for Explain. [NetCPU.After] makes a rate of two
-// readings.
+// NetCPU returns whose packets took whose CPU time: for all containers if ref is "", else for one,
+// named as for Explain. [NetCPU.After] turns two readings into a rate.
 func (c *Client) NetCPU(ctx context.Context, ref string) (out NetCPU, err error) {
 	return out, c.report(ctx, "netcpu", ref, 0, &out)
 }
 
-// Whose time it was that packet work took, in NetCPUTheft.Kind.
+// What the CPU would have run in the time of packet work, in NetCPUTheft.Kind.
 const (
-	VictimTask      = "task"      // a task that the softirq interrupted
+	VictimTask      = "task"      // a task that a softirq interrupted
 	VictimNAPI      = "napi"      // a thread that polls devices
-	VictimKsoftirqd = "ksoftirqd" // the kernel's thread for softirqs that are late
-	VictimIdle      = "idle"      // nobody's: the CPU had nothing to do
-	VictimPeer      = "peer"      // a task that had sent the packets itself, which is no loss
+	VictimKsoftirqd = "ksoftirqd" // the kernel's thread for deferred softirqs
+	VictimIdle      = "idle"      // none: the CPU was idle
+	VictimPeer      = "peer"      // the task that had sent the packets itself, so it is no loss
 )
 
-// NetCPU is whose packets took whose CPU time. All its numbers are totals over
-// the time from Since to Taken.
+// NetCPU says whose packets took whose CPU time. All its numbers are totals over the time from
+// Since to Taken.
 type NetCPU struct {
 	Since    time.Time       `json:"since" doc:"when counting began; another value than before means that it began anew"`
 	Taken    time.Time       `json:"taken" doc:"when the counters were read"`
@@ -39,7 +38,7 @@ type NetCPU struct {
 	Uplinks  []NetCPUUplink  `json:"uplinks,omitempty" doc:"the devices at which packets are dropped now if their container has no budget or no room left; absent while no container is isolated or charged"`
 }
 
-// NetCPUUplink is where packets are dropped at one uplink.
+// NetCPUUplink says where packets are dropped at one uplink.
 type NetCPUUplink struct {
 	Device  string `json:"device" doc:"name of the device"`
 	NetNS   uint64 `json:"netns,omitempty" doc:"inode of the device's network namespace"`
@@ -47,8 +46,8 @@ type NetCPUUplink struct {
 	Why     string `json:"why,omitempty" doc:"why not by xdp where the agent was told to (--netcpu-xdp); with xdp: why a change of the device could not be followed"`
 }
 
-// NetCPUAccount is what one container's packets cost, and what it paid for the
-// packets of others.
+// NetCPUAccount is the cost of one container's packets, and the time that it lost to packets of
+// others.
 type NetCPUAccount struct {
 	Container    ID              `json:"container,omitempty,string" doc:"id of the container; absent for the system"`
 	Name         string          `json:"name,omitempty" doc:"name of the container; absent if it is no longer known"`
@@ -72,8 +71,7 @@ type NetCPUAccount struct {
 	Ledger       *NetCPULedger   `json:"ledger,omitempty" doc:"debt and credit in the mode charge; one container of a pod has those of the whole pod"`
 }
 
-// NetCPULedger is the account by which a container is charged, from when its mode
-// came into force.
+// NetCPULedger is the account by which a container is charged, since its mode came into force.
 type NetCPULedger struct {
 	Balance  float64 `json:"balance_seconds" doc:"CPU time that the container is owed now, in seconds; negative: that it owes"`
 	Factor   float64 `json:"limit_factor" doc:"quota in force, or weight without a quota, as a part of what the owner has set"`
@@ -82,7 +80,7 @@ type NetCPULedger struct {
 	Forgiven float64 `json:"forgiven_seconds" doc:"debt that was too much to be repaid, in seconds"`
 }
 
-// NetCPUCulprit is who took how much.
+// NetCPUCulprit is a container, and the CPU time that its packets took.
 type NetCPUCulprit struct {
 	Container ID      `json:"container,omitempty,string" doc:"id of the container whose packets it were; absent for the system"`
 	Name      string  `json:"name,omitempty" doc:"name of the container; absent if unknown"`
@@ -99,7 +97,7 @@ type NetCPUWork struct {
 	Each      float64 `json:"packet_nanoseconds" doc:"mean CPU time of a packet, in nanoseconds; 0 without packets"`
 }
 
-// NetCPUTheft is how much of one party's time one container's packets took.
+// NetCPUTheft is the CPU time of one victim that one container's packets took.
 type NetCPUTheft struct {
 	Kind        string  `json:"kind" doc:"whose time it was: task, napi (a thread that polls devices), ksoftirqd, or, as nobody's loss, idle or peer (a task that had sent the packets itself)"`
 	Victim      ID      `json:"victim,omitempty,string" doc:"id of the container whose task or thread it was; absent for the host"`
@@ -109,8 +107,8 @@ type NetCPUTheft struct {
 	Seconds     float64 `json:"cpu_seconds" doc:"CPU time, in seconds"`
 }
 
-// SelfNetCPU is what a container may know of its packets' CPU time. It names
-// nobody else, and leaves out what tells how busy others are.
+// SelfNetCPU is what a container may know about its packets' CPU time. It names no other container,
+// and omits what would reveal how busy others are.
 type SelfNetCPU struct {
 	Since     time.Time    `json:"since" doc:"when counting began"`
 	Taken     time.Time    `json:"taken" doc:"when the counters were read"`
@@ -123,7 +121,7 @@ type SelfNetCPU struct {
 	Work      []NetCPUWork `json:"work,omitempty" doc:"packets by direction and protocol"`
 }
 
-// Network is the CPU time of all the account's packets, in seconds.
+// Network returns the CPU time of all the account's packets, in seconds.
 func (a NetCPUAccount) Network() float64 { return a.Receive + a.Send }
 
 // Packets counts the account's packets, received and sent.
@@ -134,9 +132,8 @@ func (a NetCPUAccount) Packets() (n uint64) {
 	return n
 }
 
-// After gives what happened between an earlier reading and this one: the same
-// type, over the time from before.Taken to n.Taken. Where the agent has begun
-// anew in between, that is all of n.
+// After returns the difference between an earlier reading and this one, which covers the time from
+// before.Taken to n.Taken. If the agent has restarted counting in between, it returns n.
 func (n NetCPU) After(before NetCPU) NetCPU {
 	if !n.Since.Equal(before.Since) || n.Taken.Before(before.Taken) {
 		return n
@@ -166,8 +163,7 @@ func (n NetCPU) After(before NetCPU) NetCPU {
 	return n
 }
 
-// SortNetCPU puts accounts into their order: most network CPU time first, then
-// by name.
+// SortNetCPU sorts accounts by network CPU time, the largest first, and then by name.
 func SortNetCPU(accounts []NetCPUAccount) {
 	slices.SortFunc(accounts, func(x, y NetCPUAccount) int {
 		return cmp.Or(cmp.Compare(y.Network(), x.Network()), cmp.Compare(x.Name, y.Name), cmp.Compare(x.Container, y.Container))
@@ -215,7 +211,7 @@ func (a NetCPUAccount) after(before NetCPUAccount) NetCPUAccount {
 	return a
 }
 
-// slowed returns a function that fills in what a container lost of its CPU time since an earlier
+// slowed returns a function that fills in how much CPU time a container lost since an earlier
 // report: to packets of others, and while it waited for a CPU. Either report may be nil.
 func (n *NetCPU) slowed(before *NetCPU) func(*OverviewRow) losses {
 	if n == nil || before == nil {
@@ -248,11 +244,11 @@ func (n *NetCPU) slowed(before *NetCPU) func(*OverviewRow) losses {
 	}
 }
 
-// lost returns the CPU time that a container lost in span seconds: to packets in the time of its
-// tasks, and by waiting for a CPU; and the part of its speed that a second is. docs/slowed.md
-// derives them.
+// lost returns the CPU time that a container lost in span seconds to packets during its tasks, and
+// by waiting for a CPU. It also returns the part of its speed that one second is worth.
+// docs/slowed.md derives them.
 func (a NetCPUAccount) lost(span float64) (stolen, waited, second float64) {
-	took := min(a.Stolen, a.Tasks) // an estimate while packets are sampled
+	took := min(a.Stolen, a.Tasks) // Stolen is an estimate while packets are sampled
 	did, active, wait := a.Tasks-took, a.Tasks+a.Throttled, 0.0
 	if a.WaitedCPUs != nil {
 		active, wait = a.Active, max(*a.WaitedCPUs-a.Throttled, 0)
@@ -260,7 +256,7 @@ func (a NetCPUAccount) lost(span float64) (stolen, waited, second float64) {
 	most := took + wait
 	if quota := a.Quota; quota > 0 {
 		if a.Ledger != nil && a.Ledger.Factor > 1 {
-			quota /= a.Ledger.Factor // what is above is compensation
+			quota /= a.Ledger.Factor // anything above 1 is compensation
 		}
 		most = min(most, max(quota*span-did, 0))
 	}
@@ -271,11 +267,11 @@ func (a NetCPUAccount) lost(span float64) (stolen, waited, second float64) {
 	return took, most - took, min(active/span, 1) / (did + most)
 }
 
-// ran is what ran on CPUs that were not idle, in seconds.
+// ran is the work of CPUs that were not idle, in seconds.
 type ran struct {
-	packets []NetCPUCulprit   // by whose they were
-	tasks   map[ID]float64    // of each container, without packets in their time
-	stolen  map[[2]ID]float64 // of packets, in the time of a victim's tasks: by victim and culprit
+	packets []NetCPUCulprit   // by container
+	tasks   map[ID]float64    // by container, without packet work that interrupted them
+	stolen  map[[2]ID]float64 // packet work during a victim's tasks, by victim and culprit
 }
 
 func (n NetCPU) ran() ran {
@@ -298,16 +294,16 @@ func (n NetCPU) ran() ran {
 			count(t.Culprit, t.CulpritName, t.Seconds)
 		}
 	}
-	delete(r.tasks, 0) // nobody counts those of the host
+	delete(r.tasks, 0) // the host's tasks are not counted
 	for _, id := range slices.Sorted(maps.Keys(packets)) {
 		r.packets = append(r.packets, packets[id])
 	}
 	return r
 }
 
-// during divides a loss of a container by waiting among those who ran meanwhile: packets, by whose
-// they were, and the tasks of others. Nothing is charged with more than it ran, and the container's
-// own packets are no loss.
+// during divides the loss of a container that waited among the others that ran: by their packets
+// and their tasks. It charges none with more than it ran, and the container's own packets are no
+// loss.
 func (r ran) during(a NetCPUAccount, loss, second float64) (l losses) {
 	seconds, all := make([]float64, len(r.packets)), 0.0
 	for id, s := range r.tasks {
@@ -318,7 +314,7 @@ func (r ran) during(a NetCPUAccount, loss, second float64) (l losses) {
 	for i, c := range r.packets {
 		seconds[i] = c.Seconds - r.stolen[[2]ID{a.Container, c.Container}]
 		if c.Container == a.Container {
-			seconds[i] -= a.Own // it ran then
+			seconds[i] -= a.Own // its own packets ran during its tasks
 		}
 		seconds[i] = max(seconds[i], 0)
 		all += seconds[i]

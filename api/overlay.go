@@ -18,17 +18,17 @@ type OverlayAsk struct {
 	Flows int // the most flows in the answer
 }
 
-// OverlaySwitch is the Body of an [Ask] to kill or to revive a network. The feature answers
-// with the network as it is then. To kill a killed network is no error.
+// OverlaySwitch is the Body of an [Ask] to kill or to revive a network. The feature answers with
+// the network's new state. Killing a killed network is no error.
 type OverlaySwitch struct {
 	Network string // as in the report
 	Kill    bool
-	By      string // who asks, for people
+	By      string // the user, for people
 }
 
-// Overlay returns the overlay networks of the host and what the fast path does for them: for
-// all containers if ref is "", otherwise for one, named as for Explain. It lists at most flows
-// flows, of [MaxOverlayFlows]. [Overlay.After] makes a rate of two readings.
+// Overlay returns the overlay networks of the host and the state of their fast path: for all
+// containers if ref is "", otherwise for one, named as for Explain. It lists up to flows flows, at
+// most [MaxOverlayFlows]. [Overlay.After] turns two readings into a rate.
 func (c *Client) Overlay(ctx context.Context, ref string, flows int) (out Overlay, err error) {
 	query := url.Values{}
 	if flows > 0 {
@@ -42,7 +42,7 @@ func (c *Client) KillOverlay(ctx context.Context, network string) (out OverlayNe
 	return out, c.do(ctx, http.MethodPost, "/v1/overlay/"+url.PathEscape(network)+"/kill", nil, &out)
 }
 
-// ReviveOverlay ends what KillOverlay has done.
+// ReviveOverlay reverses KillOverlay.
 func (c *Client) ReviveOverlay(ctx context.Context, network string) (out OverlayNetwork, err error) {
 	return out, c.do(ctx, http.MethodPost, "/v1/overlay/"+url.PathEscape(network)+"/revive", nil, &out)
 }
@@ -55,15 +55,15 @@ const (
 	OverlayKilled    = "killed"     // by hand, until it is revived
 )
 
-// The ways of a container's packets.
+// The paths of a container's packets.
 const (
-	WaySlow = "slow" // the kernel's own path, in either direction
+	WaySlow = "slow" // the kernel's ordinary path, in either direction
 	WayFast = "fast" // from the container straight to the uplink
 	WayPeer = "peer" // from the uplink straight into the container
 	WayEnd  = "end"  // from the uplink to the host's end of the container's veth
 )
 
-// Why a packet takes the slow path.
+// The reasons why a packet takes the slow path.
 const (
 	SlowNoEntry        = "no_entry"
 	SlowLease          = "lease"
@@ -85,8 +85,8 @@ const (
 	SlowRoom           = "room"
 )
 
-// SlowText says for people, in a few words, what a reason for the slow path means; "" of one
-// that is not known.
+// SlowText returns a short text for people about a reason for the slow path; "" if the reason is
+// unknown.
 func SlowText(reason string) string { return slowTexts()[reason] }
 
 func slowTexts() map[string]string {
@@ -112,9 +112,8 @@ func slowTexts() map[string]string {
 	}
 }
 
-// Overlay is the overlay networks of a host and what the fast path does for them. Its counters
-// are totals since each network or container was first accelerated, or over the time from
-// Since to Taken.
+// Overlay describes the overlay networks of a host and their fast path. Its counters are totals
+// since each network or container was first accelerated, or over the time from Since to Taken.
 type Overlay struct {
 	Since      time.Time          `json:"since,omitzero" doc:"when the previous reading was taken, if the counters are the difference of two readings; absent if they are totals"`
 	Taken      time.Time          `json:"taken" doc:"when the counters were read"`
@@ -150,14 +149,14 @@ type OverlayNetwork struct {
 	Ingress    OverlayTraffic    `json:"ingress" doc:"packets to the containers"`
 }
 
-// OverlayTable is how full one of the tables of a network is.
+// OverlayTable is the fill level of one table of a network.
 type OverlayTable struct {
 	Kind     string `json:"kind" doc:"flow, remote or local"`
 	Entries  uint64 `json:"entries" doc:"entries now"`
 	Capacity uint64 `json:"capacity" doc:"the most entries, of all networks together; a new one then takes the place of the one that was used least recently"`
 }
 
-// OverlayEviction counts how often all that was learnt of a network was forgotten.
+// OverlayEviction counts how often everything learnt about a network was forgotten.
 type OverlayEviction struct {
 	Cause string `json:"cause" doc:"the change that it was for, as a word"`
 	Times uint64 `json:"times" doc:"how often"`
@@ -179,7 +178,7 @@ func (p OverlayPackets) HitRate() (rate float64, ok bool) {
 	return float64(p.Fast) / float64(p.Fast+p.Slow), true
 }
 
-// Add is the sum of both.
+// Add returns the sum of both.
 func (p OverlayPackets) Add(o OverlayPackets) OverlayPackets {
 	return OverlayPackets{p.Fast + o.Fast, p.FastBytes + o.FastBytes, p.Slow + o.Slow, p.SlowBytes + o.SlowBytes}
 }
@@ -197,14 +196,14 @@ type OverlayReason struct {
 	Packets uint64 `json:"packets" doc:"packets that took the slow path for it"`
 }
 
-// OverlayContainer is a container that is on an overlay network.
+// OverlayContainer is a container on an overlay network.
 type OverlayContainer struct {
 	Container ID           `json:"container,string" doc:"id of the container"`
 	Name      string       `json:"name,omitempty" doc:"name of the container; absent if unknown"`
 	Ends      []OverlayEnd `json:"ends" doc:"one element for each of its devices that is on an overlay network"`
 }
 
-// OverlayEnd is a device of a container on an overlay network.
+// OverlayEnd is a container's device on an overlay network.
 type OverlayEnd struct {
 	Network string     `json:"network" doc:"the network, as in networks"`
 	Device  string     `json:"device" doc:"name of the container's device"`
@@ -212,7 +211,7 @@ type OverlayEnd struct {
 	Ingress OverlayWay `json:"ingress" doc:"packets to the container"`
 }
 
-// OverlayWay is how packets pass between a container's device and the uplink.
+// OverlayWay is the path of packets between a container's device and the uplink.
 type OverlayWay struct {
 	Way    string `json:"way" doc:"slow; on egress fast; on ingress peer (straight into the container) or end (to the host's end of its veth, with the queue and the programs there)"`
 	Reason string `json:"reason,omitempty" doc:"why the way is slow or end, as a word for programs"`
@@ -234,9 +233,8 @@ type OverlayFlow struct {
 	Age        float64 `json:"lease_age_seconds" doc:"for how long nothing has renewed the lease of the flow"`
 }
 
-// After returns what happened between an earlier reading and this one, over the time from
-// before.Taken to o.Taken. The counters of what was first accelerated in between are all of
-// its own.
+// After returns the difference between an earlier reading and this one, over the time from
+// before.Taken to o.Taken. Counters that began in between are kept as they are.
 func (o Overlay) After(before Overlay) Overlay {
 	o.Since = before.Taken
 	o.Networks = since(o.Networks, before.Networks, func(n OverlayNetwork) string { return n.Network }, func(n, was OverlayNetwork) OverlayNetwork {

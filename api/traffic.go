@@ -7,16 +7,15 @@ import (
 	"time"
 )
 
-// Traffic says what bandwidth containers are due and get: all if ref is "", else
-// one, named as for Explain. [Traffic.After] makes a rate of two readings. With a
-// time over other than 0, at most [MaxOver], the answer comes after that, with
-// how long packets waited meanwhile.
+// Traffic returns the bandwidth that containers are due and get: for all if ref is "", else for
+// one, named as for Explain. [Traffic.After] turns two readings into a rate. If over is not 0 (at
+// most [MaxOver]), the agent measures for that time how long packets wait, before it answers.
 func (c *Client) Traffic(ctx context.Context, ref string, over time.Duration) (out Traffic, err error) {
 	return out, c.report(ctx, "traffic", ref, over, &out)
 }
 
-// Traffic is what bandwidth each container is due at the host's uplinks, and
-// what it gets.
+// Traffic is the bandwidth that each container is due at the host's uplinks, and the bandwidth that
+// it gets.
 type Traffic struct {
 	Since   time.Time      `json:"since,omitzero" doc:"when the previous reading was taken, if the counters are the difference of two readings; absent if they are totals since each class was made"`
 	Taken   time.Time      `json:"taken" doc:"when the counters were read"`
@@ -36,8 +35,8 @@ type TrafficMeasured struct {
 	Error   string  `json:"error,omitempty" doc:"why no delay could be measured"`
 }
 
-// TrafficContended is what a container has lost at one uplink that no policy divides, since the agent
-// saw it first. docs/slowed.md says what counts.
+// TrafficContended is what a container has lost at one uplink that no policy divides, since the
+// agent first saw it. docs/slowed.md defines the loss.
 type TrafficContended struct {
 	Container   ID      `json:"container,string" doc:"id of the container"`
 	Name        string  `json:"name,omitempty" doc:"name of the container"`
@@ -47,8 +46,7 @@ type TrafficContended struct {
 	CulpritName string  `json:"culprit_name,omitempty" doc:"name of the culprit"`
 }
 
-// TrafficDelay is how long packets waited in the qdisc, from being enqueued to
-// being given to the device.
+// TrafficDelay is how long packets waited in the qdisc, from enqueue to dequeue for the device.
 type TrafficDelay struct {
 	Packets uint64  `json:"packets" doc:"packets that were sent; enqueued and sent within the time, if one was given, else since delays are measured for the class; a super-packet is one"`
 	P50     float64 `json:"p50_seconds" doc:"median wait; as all quantiles, exact to 1/16 of its value"`
@@ -56,8 +54,8 @@ type TrafficDelay struct {
 	P999    float64 `json:"p999_seconds" doc:"99.9 % of them did not wait longer"`
 }
 
-// TrafficClass is one container at one uplink. Containers that share a network
-// share a class, which is shown for the one with the lowest id.
+// TrafficClass is one container at one uplink. Containers that share a network share a class, which
+// is listed under the lowest of their ids.
 type TrafficClass struct {
 	Container  ID            `json:"container,omitempty,string" doc:"id of the container; absent for the host and all containers without policy"`
 	Name       string        `json:"name,omitempty" doc:"name of the container; absent if unknown"`
@@ -84,8 +82,7 @@ type TrafficClass struct {
 	Delay *TrafficDelay `json:"delay,omitempty" doc:"how long packets of the class waited; absent if that was not measured"`
 }
 
-// TrafficAsked is what policy asks for in one direction; what it does not ask
-// for is absent.
+// TrafficAsked is what policy sets for one direction; fields that it does not set are absent.
 type TrafficAsked struct {
 	Rate     uint64  `json:"rate_bits_per_second,omitempty" doc:"guaranteed rate"`
 	Ceil     uint64  `json:"ceil_bits_per_second,omitempty" doc:"upper bound"`
@@ -95,15 +92,14 @@ type TrafficAsked struct {
 	Split    bool    `json:"latency_split,omitempty" doc:"packets of others may be cut into frames for that"`
 }
 
-// SelfTraffic is what a container may know of its bandwidth: its own classes.
+// SelfTraffic is what a container may know about its bandwidth: its own classes.
 type SelfTraffic struct {
 	Taken   time.Time      `json:"taken" doc:"when the counters were read"`
 	Classes []TrafficClass `json:"classes" doc:"one element for each uplink and direction"`
 }
 
-// After gives what happened between an earlier reading and this one: the same
-// type, over the time from before.Taken to t.Taken. The counters of a class that
-// was made in between are all of its own.
+// After returns the difference between an earlier reading and this one, over the time from
+// before.Taken to t.Taken. Counters of a class that was made in between are kept as they are.
 func (t Traffic) After(before Traffic) Traffic {
 	type key struct {
 		container         ID
@@ -131,7 +127,7 @@ func (t Traffic) After(before Traffic) Traffic {
 	return t
 }
 
-// drain is the estimate of Drain.
+// drain computes Drain, an estimate.
 func (c TrafficClass) drain() float64 {
 	if c.BacklogBytes == 0 {
 		return 0
@@ -139,8 +135,8 @@ func (c TrafficClass) drain() float64 {
 	return 8 * float64(c.BacklogBytes) / max(float64(c.Guaranteed), c.Achieved, 1)
 }
 
-// SortTraffic puts classes into their order: by uplink and direction, then by
-// name, all the others last; and fills in the estimates.
+// SortTraffic sorts classes by uplink and direction, then by name, with the class of all others
+// last. It also fills in the estimates.
 func SortTraffic(classes []TrafficClass) {
 	slices.SortFunc(classes, func(a, b TrafficClass) int {
 		rest := func(c TrafficClass) int {
@@ -156,7 +152,7 @@ func SortTraffic(classes []TrafficClass) {
 	}
 }
 
-// slowed returns a function that fills in what a container lost of its bandwidth since an earlier
+// slowed returns a function that fills in how much bandwidth a container lost since an earlier
 // report. Either report may be nil.
 func (t *Traffic) slowed(before *Traffic) func(*OverviewRow) losses {
 	if t == nil || before == nil {
@@ -166,7 +162,7 @@ func (t *Traffic) slowed(before *Traffic) func(*OverviewRow) losses {
 		container         ID
 		uplink, direction string
 	}
-	waited := make(map[place]bool) // at the earlier report, too
+	waited := make(map[place]bool) // in the earlier report as well
 	for _, c := range before.Classes {
 		waited[place{c.Container, c.Uplink, c.Direction}] = c.BacklogBytes > 0
 	}
@@ -189,7 +185,7 @@ func (t *Traffic) slowed(before *Traffic) func(*OverviewRow) losses {
 	}
 	return func(row *OverviewRow) (l losses) {
 		if len(classes[row.Container]) > 0 {
-			row.Egress.Achieved, row.Ingress.Achieved = 0, 0 // in frames, where the uplink is divided
+			row.Egress.Achieved, row.Ingress.Achieved = 0, 0 // the uplink is divided, and counts frames
 		}
 		for _, c := range classes[row.Container] {
 			rate := &row.Egress
@@ -201,7 +197,7 @@ func (t *Traffic) slowed(before *Traffic) func(*OverviewRow) losses {
 			if c.Asked != nil && c.Asked.Ceil > 0 {
 				rate.Ceil = c.Asked.Ceil
 			}
-			// A queue that was empty at either end may have been so for most of the time.
+			// A queue that is empty at either end may have been empty for most of the time.
 			queued := c.BacklogBytes > 0 && waited[place{c.Container, c.Uplink, c.Direction}] || c.Drops > 0
 			// Without the others it would have had no more than all have together.
 			at := place{0, c.Uplink, c.Direction}
@@ -223,5 +219,5 @@ func (t *Traffic) slowed(before *Traffic) func(*OverviewRow) losses {
 	}
 }
 
-// beyond is how much more than its guarantee a class has achieved, in bit/s; negative: less.
+// beyond returns by how much a class exceeds its guarantee, in bit/s; negative: it falls short.
 func (c TrafficClass) beyond() float64 { return c.Achieved - float64(c.Guaranteed) }

@@ -1,14 +1,13 @@
-// Package api is how programs look at an agent and give it commands: the wire types and
-// the client, version 1. It imports no other package of fairlead. Package agent/serve is the
-// server, with the routes and the OpenAPI document; the CLI, bench and the views use
-// [Client] only.
+// Package api lets programs query and command an agent. It contains the wire types and the client,
+// version 1, and imports no other package of fairlead. Package agent/serve is the server, with the
+// routes and the OpenAPI document. The CLI, bench and the views use [Client] only.
 //
-// Of fairlead's packages only this one promises stability: fields are added, never renamed
-// or given another meaning. The exceptions are [Ask] and the types of its Body, which the
-// server and the features share.
+// Of fairlead's packages only this one promises stability: fields are added, but never renamed or
+// given another meaning. The exceptions are [Ask] and the types of its Body, which the server and
+// the features share.
 //
-// All strings that come from containers (names, images, labels) are hostile:
-// JSON carries them as they are, and who prints them must quote them.
+// Strings that come from containers (names, images, labels) are untrusted. JSON carries them
+// unchanged, so whatever prints them must quote them.
 package api
 
 import (
@@ -25,35 +24,34 @@ const (
 	DefaultSelfSocket = "/run/fairlead/self.sock"
 )
 
-// ViewSocket returns the path of the socket, beside an agent's, for those who may look and change
-// nothing. A [Client] takes it where it may not connect to the agent's.
+// ViewSocket returns the path of the read-only socket beside an agent's socket. A [Client] uses it
+// if it may not connect to the agent's.
 func ViewSocket(socket string) string { return strings.TrimSuffix(socket, ".sock") + "-view.sock" }
 
-// Group is the group whose members may use the agent's socket. Where it does
-// not exist, only root may.
+// Group is the group whose members may use the agent's socket. If the host lacks it, only root may.
 const Group = "fairlead"
 
 // The states of a feature for one container, in FeatureStatus.State.
 const (
 	StatePending     = "pending"     // not applied yet, or being applied again
-	StateDone        = "done"        // the host is as policy wants it
-	StatePartly      = "partly"      // as far as this host can: a part of what policy asks for is not covered
-	StateError       = "error"       // the last try failed; it is tried again
+	StateDone        = "done"        // the host matches policy
+	StatePartly      = "partly"      // in force as far as this host supports it: some of what policy asks for is not covered
+	StateError       = "error"       // the last attempt failed and will be repeated
 	StateHeld        = "held"        // undone by restore; until the next policy reload
-	StateKept        = "kept"        // as an earlier agent left it, until the runtime that knows the container answers
-	StateUnavailable = "unavailable" // this host cannot do it
+	StateKept        = "kept"        // as an earlier agent left it, until the container's runtime answers
+	StateUnavailable = "unavailable" // this host does not support it
 )
 
 // The states of a journal entry, in Change.State.
 const (
-	ChangeInForce = "in force" // the value is the one that fairlead wrote
-	ChangeUndone  = "undone"   // the value is again the one from before
-	ChangeForeign = "foreign"  // somebody else has changed it since
+	ChangeInForce = "in force" // the value is what fairlead wrote
+	ChangeUndone  = "undone"   // the value is the original one again
+	ChangeForeign = "foreign"  // another program has changed the value since
 	ChangeGone    = "gone"     // the object no longer exists
 	ChangeUnknown = "unknown"  // the value could not be read
 )
 
-// Container is one container that the agent sees, and how it stands with it.
+// Container is one container that the agent sees, and its state.
 type Container struct {
 	ID          ID                `json:"id,string" doc:"cgroup v2 id, in decimal; unique until the next boot"`
 	Name        string            `json:"name" doc:"name that the runtime gave, in a pod NAMESPACE/POD/NAME; without a runtime, the last element of the cgroup's path"`
@@ -75,8 +73,8 @@ type Container struct {
 	Features    []FeatureStatus   `json:"features" doc:"how each feature stands with it"`
 }
 
-// Cgroup holds the directories of a container's control groups. Empty: the
-// controller is not mounted.
+// Cgroup holds the directories of a container's control groups. Empty: the controller is not
+// mounted.
 type Cgroup struct {
 	V2     string `json:"v2,omitempty" doc:"cgroup v2 directory"`
 	CPU    string `json:"cpu,omitempty" doc:"directory with the cpu controller"`
@@ -102,7 +100,7 @@ type HostEnd struct {
 	Master string `json:"master,omitempty" doc:"bridge that it is a port of"`
 }
 
-// Setting is one value of policy, and where it comes from.
+// Setting is one value of policy, and its origin.
 type Setting struct {
 	Key   string `json:"key" doc:"policy key, such as fairlead.netcpu"`
 	Value string `json:"value" doc:"value as written"`
@@ -114,7 +112,7 @@ type Setting struct {
 	Since   time.Time `json:"since,omitzero" doc:"of a controller: since when"`
 }
 
-// FeatureStatus is how one feature stands with one container.
+// FeatureStatus is the state of one feature for one container.
 type FeatureStatus struct {
 	Feature string    `json:"feature" doc:"name of the feature"`
 	State   string    `json:"state" doc:"pending, done, partly, error, held, kept or unavailable"`
@@ -125,8 +123,8 @@ type FeatureStatus struct {
 	Next    time.Time `json:"next,omitzero" doc:"when it is tried again"`
 }
 
-// Change is one change of host state that is in the journal, with the value
-// now, read for this answer.
+// Change is a change of host state that is in the journal, with the present value, read for this
+// answer.
 type Change struct {
 	Container ID        `json:"container,omitempty,string" doc:"id of the container on whose behalf; absent for the host as a whole"`
 	Feature   string    `json:"feature" doc:"feature that made the change"`
@@ -144,7 +142,7 @@ type Change struct {
 	Because   []Setting `json:"because,omitempty" doc:"the policy that asked for it"`
 }
 
-// Explanation says what fairlead has done to one container, and why.
+// Explanation lists what fairlead has done to one container, and why.
 type Explanation struct {
 	Container Container `json:"container" doc:"the container"`
 	Ended     bool      `json:"ended,omitempty" doc:"the container has ended; what is left of it is shown"`
@@ -155,7 +153,7 @@ type Explanation struct {
 	Evidence []Evidence `json:"evidence,omitempty" doc:"what features have seen of it that led to decisions, about it or others; the latest last"`
 }
 
-// Evidence is what a feature has seen of a container.
+// Evidence is one observation of a feature about a container.
 type Evidence struct {
 	Feature string    `json:"feature" doc:"the feature"`
 	Time    time.Time `json:"time" doc:"when"`
@@ -173,13 +171,13 @@ type Planned struct {
 	Value   string  `json:"value" doc:"value that it would have"`
 }
 
-// Problem is policy that cannot be used, with the place and the reason.
+// Problem is a part of policy that is invalid, with its place and the reason.
 type Problem struct {
 	Container ID     `json:"container,omitempty,string" doc:"id of the container that it concerns; absent for a file"`
 	Text      string `json:"text" doc:"place and reason"`
 }
 
-// Status is how the agent stands.
+// Status is the state of the agent.
 type Status struct {
 	Version    Version        `json:"version" doc:"what runs"`
 	Started    time.Time      `json:"started" doc:"when the agent started"`
@@ -195,7 +193,7 @@ type Status struct {
 	HeldAll    bool           `json:"held_all,omitempty" doc:"restore has let go of all containers until the next policy reload"`
 }
 
-// Recording is how the agent's recording of its frames stands.
+// Recording is the state of the agent's recording.
 type Recording struct {
 	Dir        string  `json:"dir" doc:"folder of the recording"`
 	Bytes      uint64  `json:"bytes" doc:"size of the recording on disk"`
@@ -206,7 +204,7 @@ type Recording struct {
 	Error      string  `json:"error,omitempty" doc:"why the last frame could not be written; absent if it was"`
 }
 
-// SourceStatus is how one source of containers stands.
+// SourceStatus is the state of one source of containers.
 type SourceStatus struct {
 	Name       string `json:"name" doc:"name of the source"`
 	Ready      bool   `json:"ready" doc:"it has given its list"`
@@ -215,7 +213,7 @@ type SourceStatus struct {
 	Error      string `json:"error,omitempty" doc:"why its list may be out of date or not the whole, or of how many containers it should tell and does not, and what to set"`
 }
 
-// PolicyStatus is which policy is in force.
+// PolicyStatus describes the policy in force.
 type PolicyStatus struct {
 	Dir      string    `json:"dir" doc:"folder of the policy files"`
 	Files    []string  `json:"files,omitempty" doc:"policy files in force, in order of precedence"`
@@ -228,14 +226,14 @@ type PolicyStatus struct {
 	Idle     []Idle    `json:"idle,omitempty" doc:"policies of files that have matched no container for an hour, though some ran"`
 }
 
-// Idle is a policy of a file that matches no container.
+// Idle is a policy in a file that matches no container.
 type Idle struct {
 	File  string    `json:"file" doc:"path of the policy file"`
 	Line  int       `json:"line" doc:"line in it"`
 	Since time.Time `json:"since" doc:"when it last matched a container, or began to be in force"`
 }
 
-// Feature is how one feature stands on this host.
+// Feature is the state of one feature on this host.
 type Feature struct {
 	Name    string  `json:"name" doc:"name of the feature"`
 	Support Verdict `json:"support" doc:"whether this host can do it"`
@@ -246,12 +244,12 @@ type Feature struct {
 	Prune   string  `json:"prune,omitempty" doc:"why what an earlier agent left could not be removed yet"`
 }
 
-// Samples is what the features measured.
+// Samples holds the measurements of the features.
 type Samples struct {
 	Features []FeatureSamples `json:"features" doc:"one element for each feature"`
 }
 
-// FeatureSamples is what one feature measured, at one moment.
+// FeatureSamples holds the measurements of one feature at one moment.
 type FeatureSamples struct {
 	Feature string    `json:"feature" doc:"name of the feature"`
 	Taken   time.Time `json:"taken" doc:"when the counters were read"`
@@ -274,7 +272,7 @@ type Label struct {
 	Container ID     `json:"container,omitempty,string" doc:"id of the container that it is"`
 }
 
-// Version says what runs.
+// Version is the version of an agent and its API.
 type Version struct {
 	Version string `json:"version" doc:"version of the program"`
 	Commit  string `json:"commit,omitempty" doc:"commit that it was built from"`
@@ -295,7 +293,7 @@ type SetRequest struct {
 	Was   map[string]string `json:"was,omitempty" doc:"values that policy must give the keys now, empty for none; else nothing is changed"`
 }
 
-// Restored is what became of the changes that restore was asked to undo.
+// Restored lists the outcomes of the changes that a restore was to undo.
 type Restored struct {
 	Container ID        `json:"container,omitempty,string" doc:"id of the container that was restored; absent for all and the host"`
 	Name      string    `json:"name,omitempty" doc:"its name"`
@@ -303,7 +301,7 @@ type Restored struct {
 	Outcomes  []Outcome `json:"outcomes" doc:"one element for each change, newest first"`
 }
 
-// Outcome is what became of one change.
+// Outcome is the outcome of undoing one change.
 type Outcome struct {
 	Container ID     `json:"container,omitempty,string" doc:"id of the container on whose behalf it was made"`
 	Feature   string `json:"feature" doc:"feature that made the change"`
@@ -317,8 +315,8 @@ type Outcome struct {
 	Error     string `json:"error,omitempty" doc:"what went wrong"`
 }
 
-// Self is what a container may know of itself: nothing of other containers,
-// and no path of the host.
+// Self is what a container may know about itself. It contains nothing about other containers, and
+// no path of the host.
 type Self struct {
 	ID       ID               `json:"id,string" doc:"cgroup v2 id, in decimal"`
 	Name     string           `json:"name" doc:"the runtime's name for it"`
@@ -328,14 +326,14 @@ type Self struct {
 	SelfReports
 }
 
-// Error is why a request was not done. As a Go error it gives Text.
+// Error is why a request failed. As a Go error, it is Text.
 type Error struct {
 	Status int    `json:"status" doc:"HTTP status"`
 	Code   string `json:"code" doc:"short name for programs: bad_request, not_found, ambiguous, forbidden, refused, not_measured, unavailable, internal"`
 	Text   string `json:"text" doc:"what is wrong, for people"`
 }
 
-// Error gives the text for people.
+// Error implements error.
 func (e *Error) Error() string { return e.Text }
 
 // Failure is the body of every answer that is not 2xx.
@@ -343,55 +341,55 @@ type Failure struct {
 	Error Error `json:"error" doc:"what is wrong"`
 }
 
-// Ask is what somebody wants to know of a feature.
+// Ask is a request to a feature.
 type Ask struct {
-	Feature   string        // its name
+	Feature   string        // name of the feature
 	Container string        // id, runtime id or name of one container; "": all
-	Over      time.Duration // measure for so long first; 0: do not
+	Over      time.Duration // time to measure first; 0: do not measure
 	Self      bool          // the container itself asks
-	Body      any           // a command, or what a route makes of its parameters, with the type that it declares; else nil
+	Body      any           // a command, or the type that the route declares for its parameters; else nil
 }
 
-// MaxOver is the longest time over which an agent measures for one request.
+// MaxOver is the longest time for which an agent measures for one request.
 const MaxOver = 30 * time.Second
 
-// ID identifies a container: the inode number of its cgroup v2 directory. It is unique until
-// the next boot. 0 is no container. In JSON it is a string, in decimal.
+// ID identifies a container: the inode number of its cgroup v2 directory. It is unique until the
+// next boot. 0 is no container. In JSON it is a decimal string.
 type ID uint64
 
 // String returns the ID in decimal.
 func (id ID) String() string { return strconv.FormatUint(uint64(id), 10) }
 
-// IDPrefix makes a reference to a container an id, whatever containers are called.
+// IDPrefix marks a reference to a container as an id, even if a container has such a name.
 const IDPrefix = "id:"
 
-// Ref is the reference that means the container with an id and no other.
+// Ref returns the reference that means only the container with an id.
 func Ref(id ID) string { return IDPrefix + id.String() }
 
 // Level grades a capability of the host.
 type Level string
 
-// The levels. A capability that could not be tried is LevelUnavailable, with the reason why
-// it could not.
+// The levels. A capability that could not be tested is LevelUnavailable, and the verdict gives the
+// reason.
 const (
 	LevelFull        Level = "full"
 	LevelDegraded    Level = "degraded"
 	LevelUnavailable Level = "unavailable"
 )
 
-// Verdict says whether the host has a capability, in words that a user can act on.
+// Verdict says whether the host has a capability, in words that help a user to act.
 type Verdict struct {
 	Level Level  `json:"level"`
 	Why   string `json:"why,omitempty"`  // for LevelDegraded and LevelUnavailable: the reason
 	Mend  string `json:"mend,omitempty"` // what would make it LevelFull, where anything would
 }
 
-// Mendable reports whether anything would make it better that is worth the trouble.
+// Mendable reports whether there is a remedy that is worth the trouble.
 func (v Verdict) Mendable() bool {
 	return v.Level != LevelFull && v.Mend != "" && !strings.HasPrefix(v.Mend, noMend)
 }
 
-// noMend begins the Mend of what does no harm.
+// noMend is the start of Mend if the lack does no harm.
 const noMend = "none is needed"
 
 // Finding is the answer to one question about the host.
@@ -402,20 +400,20 @@ type Finding struct {
 	Detail string `json:"detail,omitempty"` // what was seen
 }
 
-// AreaFeatures is the Area of how the features stand, each of which is a capability.
+// AreaFeatures is the Area of the features themselves, each of which is a capability.
 const AreaFeatures = "feature"
 
-// HostAreas are the Areas of the questions that every agent asks about its host.
+// HostAreas returns the Areas that every agent probes.
 func HostAreas() []string {
 	return []string{"host", "cgroup", "sched", "bpf", "net", "runtime", "owner"}
 }
 
-// Report lists what a host can do: the questions about the host first, then the features.
+// Report lists what a host can do: findings about the host first, then about the features.
 type Report []Finding
 
-// Summary says in one sentence which features work, and what would help most: for a
-// feature that does not work, then for what a feature found out, then for one that
-// works with a fault. The other findings are reasons of these.
+// Summary says in one sentence which features work, and what would help most: first for a feature
+// that does not work, then for a finding of a feature, then for a feature that works in part. The
+// other findings are the reasons for these.
 func (r Report) Summary() string {
 	var works, not []string
 	var most *Finding
@@ -462,7 +460,7 @@ func (r Report) Summary() string {
 	return fmt.Sprintf("%s; what would help most: %s (%s: %s).", s, most.Mend, most.Capability, most.Why)
 }
 
-// and lists words in a sentence.
+// and joins words into a list for a sentence.
 func and(words []string) string {
 	last := len(words) - 1
 	if last < 1 {

@@ -1,5 +1,5 @@
-// Package backoff is the rule by which a wait doubles with each failure, and forgets them. A wait is
-// a time.Duration, or a number of turns; 0 is that of somebody who has not failed yet.
+// Package backoff doubles a wait with each failure, and resets it after a time without failures. A
+// wait is a time.Duration or a number of turns; it is 0 before the first failure.
 package backoff
 
 // Next returns the wait after wait: first, and then twice as much each time, up to most.

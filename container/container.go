@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// How much discover.Set keeps of one container's labels; see Container.LeftOut.
+// The bounds of one container's labels in discover.Set; see Container.LeftOut.
 const (
 	MaxLabel  = 4096 // bytes of a key with its value
 	MaxLabels = 1024
-	MaxAll    = 256 << 10 // bytes of all of them; what Kubernetes allows an object's annotations
+	MaxAll    = 256 << 10 // bytes of all labels; Kubernetes allows as much for an object's annotations
 )
 
 // CgroupSource is the Source of a container that only the cgroup tree shows: no runtime has
@@ -29,33 +29,32 @@ type ID uint64
 // String returns the ID in decimal, as it appears in metrics and in the API.
 func (id ID) String() string { return strconv.FormatUint(uint64(id), 10) }
 
-// Container is what is known of one container at one moment. A zero field is unknown. Values are
-// immutable once a Set has published them: readers must not change the maps and slices in them.
+// Container is what is known about one container at one moment. A zero field is unknown. Values are
+// immutable once a Set has published them: readers must not change their maps and slices.
 type Container struct {
 	ID        ID
 	Name      string            // the runtime's name for it, NAMESPACE/POD/CONTAINER in a pod; else the last element of its cgroup
 	Source    string            // the source that knows it best: "docker", "podman", "containerd", "cri-o", "sandbox", "cgroup"
 	RuntimeID string            // the runtime's own id (64 hex digits for Docker), "" without a runtime
-	Image     string            // as written at its start
-	Labels    map[string]string // from its operator: labels, and the CRI's annotations
-	LeftOut   map[string]int    // labels left out of both maps because they are too long, or too many: the bytes of each
+	Image     string            // as given at the start
+	Labels    map[string]string // from the operator: labels, and the CRI's annotations
+	LeftOut   map[string]int    // size in bytes of each label dropped from both maps because it is too long, or there are too many
 	Pod       string            // Kubernetes pod name, if CRI reports it
 	Namespace string            // Kubernetes namespace, if CRI reports it
 
 	// Annotations are the keys of Labels that are annotations.
 	Annotations map[string]bool
 
-	// ImageLabels are the labels from the image that the operator has not given another value: the
-	// image builder's word. If the image's configuration is unknown, they are all labels.
+	// ImageLabels are the labels from the image that the operator has not overridden. The image
+	// builder chose them. If the image's configuration is unknown, they are all labels.
 	ImageLabels map[string]string
 
-	// ImageNames are the names of the image if Image is its id or has a digest, and so has no name,
-	// or no tag.
+	// ImageNames are the names of the image. They are set only if Image is an id, or has a digest
+	// and so no tag.
 	ImageNames []string
 
-	// Requests are what kubelet has given to the container of the extended resources that pods
-	// request for fairlead, by name without the domain; PodRequests are those of all containers of
-	// its pod together.
+	// Requests are the extended resources of fairlead that kubelet has given to the container, by
+	// name without the domain. PodRequests are the sums over all containers of its pod.
 	Requests, PodRequests map[string]uint64
 
 	PID     int       // the init process, in the agent's pid namespace; 0 once it has ended
@@ -63,19 +62,19 @@ type Container struct {
 
 	Cgroup Cgroup
 
-	// PodCgroup: the parent of each directory in Cgroup is the cgroup of Pod only: the CRI names
-	// it, and its name holds the pod's UID.
+	// PodCgroup means that the parent of each directory in Cgroup is the cgroup of Pod alone: the
+	// CRI reports it, and its name contains the pod's UID.
 	PodCgroup bool
 
 	// NetNS is the inode of the network namespace of PID; 0 if PID has ended. Containers with equal
-	// NetNS are one network tenant (a pod, or --network container:X). HostNetwork: it is the
-	// agent's own.
+	// NetNS are one network tenant (a pod, or --network container:X). HostNetwork means that it is
+	// the agent's own.
 	NetNS       uint64
 	HostNetwork bool
 	Interfaces  []Interface // every device in NetNS but lo; empty for HostNetwork
 
-	// Many: NetNS has more devices or addresses than are examined. Interfaces then holds at most 64
-	// devices, those that lead to the host first.
+	// Many means that NetNS has more devices or addresses than are examined. Interfaces then has at
+	// most 64 devices, those that lead to the host first.
 	Many bool
 }
 
@@ -100,15 +99,15 @@ func (c Container) TenantUsageGroup() string {
 	return c.Cgroup.V2
 }
 
-// TenantKey identifies a network tenant. Containers that share a network namespace are one tenant;
-// each container in the host's is a tenant of its own.
+// TenantKey identifies a network tenant. Containers that share a network namespace are one tenant.
+// In the host's namespace each container is a tenant.
 type TenantKey struct {
 	NetNS     uint64 // inode; 0 for a container in the host's namespace
 	Container ID     // 0 unless NetNS is
 }
 
 // TenantKey returns the key of the container's network tenant. It is zero if the container's
-// network is not known (it has ended).
+// network is unknown because the container has ended.
 func (c Container) TenantKey() TenantKey {
 	if c.HostNetwork {
 		return TenantKey{Container: c.ID}
@@ -116,7 +115,7 @@ func (c Container) TenantKey() TenantKey {
 	return TenantKey{NetNS: c.NetNS}
 }
 
-// Short is the Name without the pod's: it is unique in a pod only.
+// Short returns the Name without the pod's. It is unique only within a pod.
 func (c Container) Short() string {
 	if c.Pod == "" {
 		return c.Name
@@ -142,18 +141,18 @@ type Interface struct {
 	MAC   string   // in colon form
 	Addrs []string // prefixes in CIDR form
 	Host  HostEnd
-	// Apart: the device is no veth, and what is below it, as the device below a VLAN or the socket
-	// of a tunnel, is in another network namespace.
+	// Apart means that the device is no veth, and that what is below it, such as the device below a
+	// VLAN or the socket of a tunnel, is in another network namespace.
 	Apart bool
 }
 
-// HasHostEnd reports whether the device is a veth with a known other end. Such a device is polled
-// on its own; the device below a macvlan polls it, together with the packets of all others.
+// HasHostEnd reports whether the device is a veth with a known other end. Such a device has its own
+// NAPI. A macvlan has none: the device below polls its packets together with all others.
 func (i Interface) HasHostEnd() bool { return i.Kind == "veth" && i.Host.NetNS != 0 }
 
-// HostEnd is the peer of a container's veth. It may be in the host's own namespace (Docker's
-// bridge), in another one (Docker's overlay keeps its bridge in a namespace of its own), or nowhere
-// that the agent can see (NetNS 0: macvlan, ipvlan, or a namespace without name and process).
+// HostEnd is the peer of a container's veth. It may be in the host's namespace (Docker's bridge),
+// in another one (Docker's overlay keeps its bridge in a separate namespace), or out of the agent's
+// sight (NetNS 0: macvlan, ipvlan, or a namespace without name and process).
 type HostEnd struct {
 	NetNS  uint64 // inode of its namespace
 	NSPath string // a path to that namespace
@@ -161,8 +160,8 @@ type HostEnd struct {
 	Index  int
 	Master string // the bridge that it is a port of, "" if none
 
-	// Trusted: the namespace is the agent's own, or mounted where the agent sees it. Any other
-	// namespace was found through processes or their mounts: a container may have made it, with
-	// everything in it.
+	// Trusted means that the namespace is the agent's own, or mounted where the agent sees it. Any
+	// other namespace was found through processes or their mounts, so a container may have made it,
+	// with everything in it.
 	Trusted bool
 }

@@ -5,28 +5,28 @@ import (
 	"strconv"
 )
 
-// Device identifies a network device by the inode of its namespace and its index there, which a
-// rename does not change.
+// Device identifies a network device by the inode of its namespace and its index there. A rename
+// does not change them.
 type Device struct {
 	NetNS uint64
 	Index int
 }
 
-// End is a device that packets of a container pass.
+// End is a device that packets of a container pass through.
 type End struct {
 	Device
 	Name string
 	Path string // of its namespace
-	// Host: it is the host end of a pair, which receives what the container sends. Otherwise it is
-	// the container's device itself.
+	// Host means that it is the host end of a pair, which receives what the container sends.
+	// Otherwise it is the container's device itself.
 	Host bool
-	// Trusted: the namespace of this host end was not created by a container.
+	// Trusted means that no container created the namespace of this host end.
 	Trusted bool
 	Inside  Interface // the container's device
 }
 
-// Ends lists one end for each of the container's devices: the host end if it was found, else the
-// device itself. proc is the root of proc.
+// Ends lists one end for each of the container's devices: the host end if it is known, else the
+// device itself. proc is the mount point of proc.
 func (c Container) Ends(proc string) []End {
 	var list []End
 	for _, dev := range c.Interfaces {

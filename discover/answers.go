@@ -11,9 +11,9 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// An engine's answer about a container holds unbounded labels, which the builder of its image
-// wrote: a list holds those of all containers, an event those of one. So lists and events are read
-// in outline, and the answer about one container or image up to a bound.
+// An engine's answer about a container contains labels of any size, which the builder of its image
+// wrote. A list contains those of all containers, and an event those of one. So lists and events
+// are read in outline, and the answer about one container or image up to a bound.
 const (
 	maxAnswer  = maxBlob // bytes of the answer about one container or image
 	maxOutline = 8 << 20 // bytes of a list in outline
@@ -21,7 +21,7 @@ const (
 	outlineDepth = 2 // depth of an outline: a container in a list, the actor of an event
 )
 
-// errAnswer means that an answer is longer than the bound.
+// errAnswer means that an answer exceeds maxAnswer.
 var errAnswer = errors.New("the answer is longer than what is read of one")
 
 // limit returns the part of an answer's body to read.
@@ -46,7 +46,7 @@ func engineClient(host string, limit limit) (c *client.Client, closeIdle func(),
 	return c, dial.CloseIdleConnections, err
 }
 
-// limiting reads the bodies of answers through limit.
+// limiting is a transport that reads the bodies of answers through limit.
 type limiting struct {
 	next  http.RoundTripper
 	limit limit
@@ -63,10 +63,10 @@ func (l limiting) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// whole is a limit that keeps an answer as it is.
+// whole is a limit that leaves an answer unchanged, up to maxAnswer.
 func whole(_ *http.Request, body io.Reader) io.Reader { return &atMost{body, maxAnswer} }
 
-// inOutline is a limit that keeps the outline of an answer. Events have no end.
+// inOutline is a limit that keeps the outline of an answer. A stream of events has no bound.
 func inOutline(req *http.Request, body io.Reader) io.Reader {
 	out := &outline{r: body}
 	if strings.HasSuffix(req.URL.Path, "/events") {
@@ -75,7 +75,7 @@ func inOutline(req *http.Request, body io.Reader) io.Reader {
 	return &atMost{out, maxOutline}
 }
 
-// atMost reads so many bytes, and fails with errAnswer if there are more.
+// atMost reads up to left bytes, and fails with errAnswer if there are more.
 type atMost struct {
 	r    io.Reader
 	left int
@@ -89,14 +89,14 @@ func (a *atMost) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// outline reads JSON with the objects and arrays deeper than outlineDepth empty, and strings cut
+// outline reads JSON. It empties objects and arrays deeper than outlineDepth, and cuts strings
 // after maxName bytes.
 type outline struct {
 	r      io.Reader
 	depth  int
 	text   bool // in a string
 	length int  // of that string
-	cut    bool // its rest is left out
+	cut    bool // the rest of the string is omitted
 	escape int  // remaining bytes of an escape sequence: 5: its letter, 4 to 1: digits
 }
 
@@ -139,7 +139,7 @@ func (o *outline) keep(c byte) bool {
 		o.escape = 0
 	case o.escape > 0:
 		o.escape--
-	default: // a sequence is left out as a whole
+	default: // a sequence is omitted as a whole
 		o.cut = o.length >= maxName
 		if c == '\\' {
 			o.escape = 5

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// begins is the pause between looks for the first process of a container that a runtime sets up.
+// begins is the pause between checks for the first process of a container being set up.
 const begins = 10 * time.Millisecond
 
-// begun adds to the reports the records of created containers whose first process is there: the runtime
-// sets up their cgroups and networks around it, and then has it execute the program. It reports whether some
-// have a cgroup and no such process yet; one in the host's PID namespace is known only once it runs.
+// begun adds the records of created containers whose first process exists: the runtime sets up the
+// cgroup and networks around it before it executes the program. wait reports that a container has a
+// cgroup but no such process yet; one in the host's PID namespace is found only once it runs.
 func (r *rounds) begun(reports []reported) (wait bool) {
 	type place struct{ source, created int }
 	at := make(map[string]place)
@@ -60,8 +60,8 @@ func (r *rounds) begun(reports []reported) (wait bool) {
 	return wait
 }
 
-// initIn finds the process in the cgroup dir itself that is the first in a PID namespace of its own, which a
-// runtime creates last and then executes the program; 0: there is none.
+// initIn finds the process directly in the cgroup dir that is the first in its PID namespace. The
+// runtime creates it last, and it later executes the program. 0: there is none.
 func initIn(proc, dir string) int {
 	pids, _ := cgroup.Procs(dir, maxProcs)
 	for _, pid := range pids {

@@ -23,24 +23,24 @@ import (
 const (
 	treeDepth  = 12
 	treeSize   = 8192 // cgroups
-	treeOthers = 256  // of them outside of root's
-	treeEvents = 64   // of those handled between two walks
-	treeSteps  = 8192 // of work on changing cgroups between two walks: each, and its visits
-	treeWrites = 256  // to the files of one cgroup between two walks
+	treeOthers = 256  // cgroups that do not belong to root
+	treeEvents = 64   // events of those, handled between two walks
+	treeSteps  = 8192 // steps of work on changing cgroups between two walks: one per change and per visit
+	treeWrites = 256  // writes to the files of one cgroup between two walks
 	treeRelist = 30 * time.Second
-	treeBlind  = 5 * time.Second // between lists where inotify does not work
+	treeBlind  = 5 * time.Second // between walks where inotify does not work
 	treeSettle = 5 * time.Millisecond
 )
 
-// CgroupTree is the source that needs no runtime: it walks the cgroup v2 tree below root
-// (cgroup.DefaultRoot if empty) and reports every systemd scope, and every cgroup with a process
-// that has a network namespace of its own.
+// CgroupTree is the source that needs no runtime. It walks the cgroup v2 tree below root
+// (cgroup.DefaultRoot if empty), and reports every systemd scope, and every cgroup with a process
+// in another network namespace than the agent's.
 //
 // It sees changes at once, by inotify, but a user with a cgroup subtree may make and remove
-// thousands a second. After 8192 steps of work on changes within 30 s it lists the tree every 5 s,
+// thousands per second. After 8192 steps of work within 30 s, it walks the tree every 5 s instead,
 // for 30 s, and its reports are partial until it can follow again. It follows up to 256 writes in
-// 30 s to the files of one cgroup, which the kernel makes without end when memory is short: from
-// then on it looks at that cgroup alone every 5 s.
+// 30 s to the files of one cgroup, because the kernel writes them without end when memory is short.
+// Beyond that, it looks at this cgroup every 5 s.
 func CgroupTree(proc, root string) Source {
 	return &tree{proc: proc, root: root, most: treeSteps, relist: treeRelist, blindly: treeBlind}
 }
@@ -51,29 +51,29 @@ type tree struct {
 	relist, blindly time.Duration // between walks, with inotify and without
 
 	top   string            // the v2 tree
-	host  uint64            // our network namespace
-	watch *fsnotify.Watcher // nil if the host has no more of them
+	host  uint64            // the agent's network namespace
+	watch *fsnotify.Watcher // nil if the host has no inotify instances left
 	nodes map[string]*node
-	due   map[string]*node // nodes to look at
+	due   map[string]*node // nodes to visit
 	blind bool             // a directory is not watched
 
 	others  int  // nodes that do not belong to root
-	events  int  // of those, handled since the last walk
-	steps   int  // of work on changes since then
-	over    bool // cgroups were left out since then
-	flooded bool // too many changes to watch since the walk before that
+	events  int  // events of those since the last walk
+	steps   int  // work on changes since the last walk
+	over    bool // cgroups were omitted since the last walk
+	flooded bool // there were too many changes to watch since the walk before the last
 	changed bool // the list differs from the published one
 }
 
 // node is one cgroup directory.
 type node struct {
 	counts bool          // it is a container
-	change bool          // its creation made look visit it, and not a walk
+	change bool          // an event reported its creation, not a walk
 	writes int           // to its files since the last walk
-	deaf   bool          // there were too many to watch
-	other  bool          // not root's: its owner makes any number
-	next   time.Time     // when to look again; zero if only after an event
-	pause  time.Duration // from then until the next look
+	deaf   bool          // there were too many writes to watch
+	other  bool          // not root's: its owner may make any number
+	next   time.Time     // time of the next visit; zero if only after an event
+	pause  time.Duration // pause after that visit
 }
 
 func (t *tree) Name() string { return container.CgroupSource }
@@ -103,8 +103,8 @@ func (t *tree) session(ctx context.Context, publish func(Report)) error {
 	t.others, t.blind, t.changed = 0, false, true
 	var happened chan fsnotify.Event
 	var failed chan error
-	// inotify instances are few, and shared with other programs. Without one, lists have to
-	// suffice.
+	// inotify instances are few, and other programs use them, too. Without one, periodic walks have
+	// to do.
 	if t.watch, _ = fsnotify.NewBufferedWatcher(1024); t.watch != nil {
 		defer t.stopWatch()
 		happened, failed = t.watch.Events, t.watch.Errors
@@ -116,7 +116,7 @@ func (t *tree) session(ctx context.Context, publish func(Report)) error {
 	defer soon.Stop()
 	pending := false // soon is about to fire
 	partial := false // the published report was partial
-	first := true    // there was no walk yet
+	first := true    // there has been no walk yet
 	var calm <-chan time.Time
 	for {
 		select {
@@ -130,14 +130,14 @@ func (t *tree) session(ctx context.Context, publish func(Report)) error {
 			}
 			t.event(ev)
 			if t.steps > t.most {
-				// From here on the kernel has nothing to report.
+				// The kernel reports nothing from here on.
 				t.stopWatch()
 				happened, failed = nil, nil
 				t.flooded, t.blind = true, true
 				relist.Reset(t.blindly)
 				calm = time.After(t.relist)
 			}
-			// Events of the same moment are handled together.
+			// Handle all events of one moment together.
 			if !pending {
 				soon.Reset(treeSettle)
 				pending = true
@@ -204,7 +204,7 @@ func (t *tree) event(ev fsnotify.Event) {
 			t.due[dir] = n
 			return
 		}
-		// cgroup.events reports that the first process came or the last one went; a write to
+		// cgroup.events reports that the first process came or the last one went. A write to
 		// cgroup.procs moves a process.
 		switch filepath.Base(ev.Name) {
 		case "cgroup.events", "cgroup.procs":
@@ -213,14 +213,14 @@ func (t *tree) event(ev fsnotify.Event) {
 	}
 }
 
-// lookSoon makes look visit a cgroup now, and a few times after that: a runtime first puts a
-// process in, and then gives it its namespaces.
+// lookSoon makes look visit a cgroup soon, and a few times after that: a runtime moves a process in
+// before it gives it its namespaces.
 func (t *tree) lookSoon(dir string, n *node) {
 	n.next, n.pause = time.Now().Add(treeSettle), 2*treeSettle
 	t.due[dir] = n
 }
 
-// walk makes nodes match the directories that exist.
+// walk makes nodes match the existing directories.
 func (t *tree) walk() {
 	t.over, t.events, t.steps = false, 0, 0
 	for dir := range t.nodes {
@@ -257,9 +257,9 @@ func (t *tree) depth(dir string) int {
 	return strings.Count(strings.TrimPrefix(dir, t.top), "/")
 }
 
-// add adds a new directory with its contents, and reports whether it is known now. On events it
-// adds only a few directories that do not belong to root: the next walk handles the thousand that a
-// user makes in a second.
+// add adds a new directory with its contents, and reports whether it is now in nodes. On events it
+// adds only a few directories that do not belong to root, as a user can make thousands per second.
+// The next walk adds the others.
 func (t *tree) add(dir string, event bool) bool {
 	if t.nodes[dir] != nil {
 		return true
@@ -285,7 +285,7 @@ func (t *tree) add(dir string, event bool) bool {
 	t.nodes[dir] = n
 	t.lookSoon(dir, n)
 	t.listen(dir)
-	// Directories that were made before the watch existed.
+	// Directories may have been made before the watch existed.
 	below, _ := cgroup.Children(dir, treeSize)
 	for _, sub := range below {
 		t.add(sub, event)
@@ -313,7 +313,7 @@ func (t *tree) forget(dir string) {
 	delete(t.due, dir)
 }
 
-// look visits the nodes that are due. It returns when the next one is, -1 for none.
+// look visits the nodes that are due. It returns the time until the next is due; -1 for none.
 func (t *tree) look(now time.Time) (wait time.Duration) {
 	wait = -1
 	for dir, n := range t.due {
@@ -344,7 +344,7 @@ func (t *tree) look(now time.Time) (wait time.Duration) {
 	return wait
 }
 
-// counts reports whether a cgroup is a container of its own.
+// counts reports whether a cgroup is a container itself.
 func (t *tree) counts(dir string) (bool, error) {
 	if dir == t.top || !t.nodes[dir].other && engineMonitor.MatchString(filepath.Base(dir)) {
 		return false, nil
@@ -365,7 +365,7 @@ func (t *tree) counts(dir string) (bool, error) {
 	return false, nil
 }
 
-// records lists the containers. Of a container below another one, the upper counts.
+// records lists the containers. If one container's cgroup is below another's, only the upper counts.
 func (t *tree) records() []Record {
 	found := make(map[string]bool)
 	for dir, n := range t.nodes {

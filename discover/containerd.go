@@ -33,12 +33,12 @@ const (
 	namespaceHeader = "containerd-namespace"
 	maxMessage      = 16 << 20 // containerd's own limit
 
-	// dockerNamespace holds the containers of a Docker Engine, which knows more of them than
+	// dockerNamespace holds the containers of a Docker Engine, which reports more about them than
 	// containerd does.
 	dockerNamespace = "moby"
 )
 
-// Labels and extensions that the kubelet and the CRI plugin write.
+// Labels and extensions that kubelet and the CRI plugin write.
 const (
 	kubeletPrefix  = "io.kubernetes."
 	podLabel       = "io.kubernetes.pod.name"
@@ -53,10 +53,10 @@ const (
 )
 
 // Containerd is the source for the containers of containerd in all its namespaces except Docker's.
-// addr is the path of its socket; if empty, it tries all of ContainerdAddrs. Only the CRI's
-// metadata makes a pod, not labels. A pod's labels and annotations count for each of its
-// containers, annotations before labels; for the pause container that holds the pod's namespaces,
-// which a Set does not list, only the labels do.
+// addr is the path of its socket; if empty, all of ContainerdAddrs are tried. Only the CRI's
+// metadata makes a container part of a pod; labels do not. A pod's labels and annotations apply to
+// each of its containers, and annotations override labels. Only the labels apply to the pause
+// container, which holds the pod's namespaces and which a Set does not list.
 func Containerd(addr string) Source {
 	if addr != "" {
 		return containerdAt(strings.TrimPrefix(addr, "unix://"))
@@ -99,8 +99,8 @@ func (c containerd) session(ctx context.Context, r *roster) error {
 	}
 	messages, broken := make(chan *types.Envelope), make(chan error, 1)
 	go func() { broken <- forward(ctx, stream.Recv, messages) }()
-	// containerd may begin to watch only after the request for the stream. A second list soon after
-	// closes the gap.
+	// containerd may start to watch only after the request for the stream. A second list soon after
+	// the first covers the gap.
 	return watched(ctx, r, messages, broken, time.Second, relistEvery, func(msg *types.Envelope) bool {
 		if msg.GetNamespace() != dockerNamespace {
 			now.event(ctx, r, msg)
@@ -136,7 +136,7 @@ func (c cri) event(ctx context.Context, r *roster, msg *types.Envelope) {
 			r.ask(ctx, key(ev.GetContainerID()), c.inspect)
 		}
 	case *eventtypes.ContainerUpdate:
-		// A pending answer may be from before the update.
+		// A pending answer may predate the update.
 		if r.knows(key(ev.GetID())) {
 			r.ask(ctx, key(ev.GetID()), c.inspect)
 		}
@@ -151,7 +151,7 @@ func (c cri) event(ctx context.Context, r *roster, msg *types.Envelope) {
 	}
 }
 
-// list returns the running containers, and the PIDs of their first processes.
+// list returns the PIDs of the first processes of running containers, by key.
 func (c cri) list(ctx context.Context, spaces namespaces.NamespacesClient) (map[string]int, error) {
 	all, err := spaces.List(ctx, &namespaces.ListNamespacesRequest{})
 	if err != nil {
@@ -169,7 +169,7 @@ func (c cri) list(ctx context.Context, spaces namespaces.NamespacesClient) (map[
 		}
 		for _, t := range list.GetTasks() {
 			if alive(t) && len(running) < maxRecords {
-				// In lists, the id names the container.
+				// In lists, the id is the container's.
 				running[space.GetName()+"/"+cmp.Or(t.GetContainerID(), t.GetID())] = int(t.GetPid())
 			}
 		}
@@ -222,8 +222,8 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 	return rec, true, lack
 }
 
-// unlessGone returns the error of a question about a container, but nil if the runtime does not know
-// that container.
+// unlessGone returns the error of a query about a container, or nil if the runtime does not know
+// the container.
 func unlessGone(err error) error {
 	if status.Code(err) == codes.NotFound {
 		return nil
@@ -231,16 +231,16 @@ func unlessGone(err error) error {
 	return err
 }
 
-// ofCRI reports whether the CRI plugin has made a container. Only a client of containerd can write
-// its extensions, while its labels may be those of an image.
+// ofCRI reports whether the CRI plugin made a container. Only a client of containerd can write
+// extensions, whereas labels may come from an image.
 func ofCRI(ct *containers.Container) bool {
 	ext := ct.GetExtensions()
 	return ext[containerMetadata] != nil || ext[sandboxMetadata] != nil
 }
 
-// criRecord joins containerd's data of a container and of its pod's sandbox, which is nil without a
-// pod. The labels of a CRI container in containerd are those of the image and of the request; its
-// metadata has the latter alone.
+// criRecord joins containerd's data on a container and on its pod's sandbox, which is nil without a
+// pod. In containerd, the labels of a CRI container are those of both the image and the request.
+// Only the metadata tells the labels of the request.
 func criRecord(ct, pod *containers.Container) Record {
 	rec := Record{RuntimeID: ct.GetID(), Image: ct.GetImage(), Name: ct.GetID()}
 	if !ofCRI(ct) {
@@ -258,14 +258,14 @@ func criRecord(ct, pod *containers.Container) Record {
 		rec.annotate(merged(sandbox.Annotations, own.Annotations))
 	}
 	rec.ImageLabels, _ = part(ct.GetLabels(), own.Labels)
-	delete(rec.ImageLabels, kindLabel) // the plugin's
+	delete(rec.ImageLabels, kindLabel) // the CRI plugin sets it
 	rec.Pod, rec.Namespace, rec.PodUID = sandbox.Metadata.Name, sandbox.Metadata.Namespace, sandbox.Metadata.UID
 	rec.PodCgroup = podCgroup(sandbox.Linux.CgroupParent, rec.PodUID)
 	return rec
 }
 
-// annotate adds annotations of the CRI to the labels: the users', and so none with the prefix of the
-// kubelet.
+// annotate adds the users' annotations in the CRI to the labels. Those with kubelet's prefix are
+// not the users', and are left out.
 func (r *Record) annotate(annotations map[string]string) {
 	for key, value := range annotations {
 		if strings.HasPrefix(key, kubeletPrefix) {
@@ -284,7 +284,7 @@ type criData struct {
 	Config    criConfig
 }
 
-// criConfig is what the kubelet asked for: a ContainerConfig or a PodSandboxConfig of the CRI.
+// criConfig is kubelet's request: a ContainerConfig or a PodSandboxConfig of the CRI.
 type criConfig struct {
 	Metadata    struct{ Name, UID, Namespace string }
 	Labels      map[string]string
@@ -294,10 +294,10 @@ type criConfig struct {
 	}
 }
 
-// podCgroup returns the name of the directory in the cgroup parent that holds exactly the
-// containers of a sandbox: "pod" and the pod's UID for the kubelet's cgroupfs driver, a slice that
-// ends so for systemd's, which has no dashes in the UID. "" if the sandbox lies elsewhere, such as
-// together with all others.
+// podCgroup returns the name of the cgroup directory that holds exactly the containers of a
+// sandbox. With kubelet's cgroupfs driver it is "pod" and the pod's UID. With the systemd driver it
+// is a slice whose name ends in that, with the UID's dashes replaced. "" if the sandbox lies
+// elsewhere, such as beside all others.
 func podCgroup(parent, uid string) string {
 	dir := path.Base(parent)
 	for _, uid := range []string{uid, strings.ReplaceAll(uid, "-", "_")} {
@@ -308,7 +308,7 @@ func podCgroup(parent, uid string) string {
 	return ""
 }
 
-// criMetadata reads an extension of a container; zero if it has none that can be read.
+// criMetadata parses an extension of a container. It returns zero if that is absent or invalid.
 func criMetadata(ct *containers.Container, extension string) criData {
 	return parseCRI(ct.GetExtensions()[extension].GetValue())
 }

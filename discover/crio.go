@@ -17,12 +17,12 @@ import (
 // CRIOAddr is the usual socket of CRI-O.
 const CRIOAddr = "/run/crio/crio.sock"
 
-// relistCRI is how often a runtime without events is asked for its list: kubelet's own interval.
+// relistCRI is the interval at which a runtime without events is listed. kubelet uses the same.
 const relistCRI = time.Second
 
-// CRIO is the source for the containers of CRI-O, by the CRI alone. addr is the path of its socket;
-// if empty, CRIOAddr. What Containerd says of pods and their annotations holds here too. The CRI
-// reports no labels of images.
+// CRIO is the source for the containers of CRI-O, which it knows by the CRI alone. addr is the path
+// of the socket; if empty, CRIOAddr. It treats pods and annotations as Containerd does. The CRI
+// does not report the labels of images.
 func CRIO(addr string) Source {
 	addr = cmp.Or(strings.TrimPrefix(addr, "unix://"), CRIOAddr)
 	return rostered{"cri-o", addr, crio{addr}.session}
@@ -30,7 +30,7 @@ func CRIO(addr string) Source {
 
 type crio struct{ addr string }
 
-// crioClient is one connection. A sandbox's key has sandboxPrefix before its id.
+// crioClient is one connection. The key of a sandbox is its id after sandboxPrefix.
 type crioClient struct {
 	runtimeapi.RuntimeServiceClient
 }
@@ -45,7 +45,7 @@ func (c crio) session(ctx context.Context, r *roster) error {
 	defer conn.Close()
 	now := crioClient{runtimeapi.NewRuntimeServiceClient(conn)}
 	events := make(chan *runtimeapi.ContainerEventResponse)
-	go retry(ctx, relistCRI, relistEvery, func(ctx context.Context) { // few have them
+	go retry(ctx, relistCRI, relistEvery, func(ctx context.Context) { // few versions support events
 		if stream, err := now.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{}); err == nil {
 			forward(ctx, stream.Recv, events)
 		}
@@ -53,7 +53,7 @@ func (c crio) session(ctx context.Context, r *roster) error {
 	return watched(ctx, r, events, nil, relistCRI, relistCRI, func(ev *runtimeapi.ContainerEventResponse) (list bool) {
 		switch key := ev.GetContainerId(); ev.GetContainerEventType() {
 		case runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT:
-			return true // the event does not say whether it is a container or a sandbox
+			return true // the event does not tell a container from a sandbox
 		case runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT:
 			r.end(key, false)
 			r.end(sandboxPrefix+key, false)
@@ -65,7 +65,7 @@ func (c crio) session(ctx context.Context, r *roster) error {
 	}, now.inspect)
 }
 
-// list returns the keys of what runs.
+// list returns the keys of running containers and sandboxes.
 func (c crioClient) list(ctx context.Context) (keys []string, err error) {
 	containers, err := c.ListContainers(ctx, &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{
 		State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
@@ -88,7 +88,7 @@ func (c crioClient) list(ctx context.Context) (keys []string, err error) {
 	return keys, nil
 }
 
-// crioInfo is what we use of the JSON in a verbose answer.
+// crioInfo is the part that we use of the JSON in a verbose answer.
 type crioInfo struct {
 	SandboxID   string
 	PID         int
@@ -97,7 +97,7 @@ type crioInfo struct {
 	}
 }
 
-// infoOf reads a verbose answer; zero if it cannot be read.
+// infoOf parses a verbose answer; zero if it is invalid.
 func infoOf(info map[string]string) (i crioInfo) {
 	if json.Unmarshal([]byte(info["info"]), &i) != nil {
 		return crioInfo{}
@@ -112,7 +112,7 @@ func (c crioClient) inspect(ctx context.Context, key string) (Record, bool, erro
 			return Record{}, false, unlessGone(err)
 		}
 		rec := crioRecord(nil, pod.GetStatus(), infoOf(pod.GetInfo()))
-		// Without a pause container, which is CRI-O's default, there is nothing to know of.
+		// Without a pause container, CRI-O's default, the sandbox has no process.
 		return rec, rec.PID > 0 && pod.GetStatus().GetState() == runtimeapi.PodSandboxState_SANDBOX_READY, nil
 	}
 	ct, err := c.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: key, Verbose: true})
@@ -136,7 +136,7 @@ func (c crioClient) inspect(ctx context.Context, key string) (Record, bool, erro
 	return rec, true, lack
 }
 
-// crioRecord joins what the CRI says of a container, or of a sandbox if that is nil, and of its pod.
+// crioRecord joins the CRI's data on a container, or on a sandbox if ct is nil, with its pod's.
 func crioRecord(ct *runtimeapi.ContainerStatus, pod *runtimeapi.PodSandboxStatus, info crioInfo) Record {
 	rec := Record{PID: info.PID}
 	if ct == nil {
@@ -150,7 +150,7 @@ func crioRecord(ct *runtimeapi.ContainerStatus, pod *runtimeapi.PodSandboxStatus
 	}
 	of := pod.GetMetadata()
 	rec.Pod, rec.Namespace, rec.PodUID = of.GetName(), of.GetNamespace(), of.GetUid()
-	parent, _, systemd := strings.Cut(info.RuntimeSpec.Linux.CgroupsPath, ":") // as runc takes it: SLICE:PREFIX:NAME,
+	parent, _, systemd := strings.Cut(info.RuntimeSpec.Linux.CgroupsPath, ":") // as runc parses it: SLICE:PREFIX:NAME,
 	if !systemd {
 		parent = path.Dir(parent) // or a directory
 	}

@@ -18,15 +18,15 @@ import (
 
 const podmanHost = "unix:///run/podman/podman.sock"
 
-// Docker is the source for the containers of a Docker Engine. host is in the form of DOCKER_HOST
-// ("unix:///var/run/docker.sock"); if empty, DOCKER_HOST itself counts, and then Docker's default.
+// Docker is the source for the containers of a Docker Engine. host has the form of DOCKER_HOST
+// ("unix:///var/run/docker.sock"); if empty, it is DOCKER_HOST, or else Docker's default.
 func Docker(host string) Source {
 	host = cmp.Or(host, os.Getenv("DOCKER_HOST"), client.DefaultDockerHost)
 	return rostered{"docker", host, (&engine{host: host}).session}
 }
 
-// Podman is the source for the containers of Podman, by way of the socket that speaks Docker's API.
-// If host is empty it is that of the system service.
+// Podman is the source for the containers of Podman, by its socket with Docker's API. If host is
+// empty, it is the socket of the system service.
 func Podman(host string) Source {
 	host = cmp.Or(host, podmanHost)
 	return rostered{"podman", host, (&engine{host: host}).session}
@@ -84,8 +84,8 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 	}, now.inspect)
 }
 
-// lives reports whether the process of a record still exists. If so, the record is right unless an
-// event was lost.
+// lives reports whether the process of a record still exists. If it does, the record is valid
+// unless an event was lost.
 func lives(_ string, rec Record) bool { return unix.Kill(rec.PID, 0) == nil }
 
 // connection is one connection to an engine.
@@ -115,7 +115,7 @@ func (c connection) inspect(ctx context.Context, id string) (Record, bool, error
 	if ct.Config != nil {
 		image, labels = ct.Config.Image, ct.Config.Labels
 	}
-	rec, lack := c.record(ctx, got, image, labels) // of a known container
+	rec, lack := c.record(ctx, got, image, labels) // the container is known
 	rec.PID = ct.State.Pid
 	if unread {
 		rec.LeftOut = map[string]int{allLabels: maxAnswer}
@@ -123,17 +123,17 @@ func (c connection) inspect(ctx context.Context, id string) (Record, bool, error
 	return rec, true, lack
 }
 
-// created is inspect for a container that has not been started. An engine that starts one answers an
-// inspection only once its program runs, but a list at once. What it lacks here, the start tells.
+// created is inspect for a container that has not been started. While an engine starts one, it
+// answers a list at once, but an inspection only when the program runs. The start gives the rest.
 func (c connection) created(ctx context.Context, id string) (Record, bool, error) {
 	filter := make(client.Filters).Add("id", id)
 	list, err := c.whole.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: filter})
 	if err != nil || len(list.Items) != 1 || len(list.Items[0].Names) == 0 || list.Items[0].Labels[uidLabel] != "" {
-		return Record{}, false, nil // only an inspection tells the cgroup of a pod
+		return Record{}, false, nil // only an inspection reports the cgroup of a pod
 	}
 	item := list.Items[0]
 	if !asks(item.Labels) {
-		return Record{}, false, nil // it can wait for its start, which tells all
+		return Record{}, false, nil // everything can wait for the start
 	}
 	var got client.ContainerInspectResult
 	ct := &got.Container
@@ -145,7 +145,7 @@ func (c connection) created(ctx context.Context, id string) (Record, bool, error
 	return rec, lack == nil, nil
 }
 
-// asks reports whether one of the labels may be policy.
+// asks reports whether any of the labels may be policy.
 func asks(labels map[string]string) bool {
 	for key := range labels {
 		if strings.HasPrefix(key, "fairlead.") || key == "kubernetes.io/ingress-bandwidth" || key == "kubernetes.io/egress-bandwidth" {
@@ -155,7 +155,7 @@ func asks(labels map[string]string) bool {
 	return false
 }
 
-// record is what an engine says of a container, without its process. The error is what it lacks.
+// record converts an engine's data on a container, without its process. lack is why it is incomplete.
 func (c connection) record(ctx context.Context, got client.ContainerInspectResult, name string, labels map[string]string) (rec Record, lack error) {
 	ct := got.Container
 	rec = Record{Name: strings.TrimPrefix(ct.Name, "/"), RuntimeID: ct.ID, Image: name}
@@ -167,7 +167,7 @@ func (c connection) record(ctx context.Context, got client.ContainerInspectResul
 	}
 	if ct.Image != "" && rec.Labels != nil { // Podman's --rootfs has none
 		image, err := c.images.of(ctx, c.whole, got)
-		if err != nil { // any of them may be the image's
+		if err != nil { // any of the labels may be the image's
 			image = labelsOfImage{rec.Labels}
 			if !errdefs.IsNotFound(err) && !errors.Is(err, errAnswer) && !errors.Is(err, errImage) {
 				lack = fmt.Errorf("read the labels of image %s: %w", ct.Image, err)
@@ -175,7 +175,7 @@ func (c connection) record(ctx context.Context, got client.ContainerInspectResul
 		}
 		rec.ofImage(image)
 	}
-	// Users can write these labels too; cri-dockerd made the directory for the pod.
+	// Users can write these labels, too, but only cri-dockerd puts a container below this directory.
 	if ct.HostConfig != nil {
 		if rec.PodCgroup = podCgroup(ct.HostConfig.CgroupParent, rec.Labels[uidLabel]); rec.PodCgroup != "" {
 			rec.Pod, rec.Namespace, rec.PodUID = rec.Labels[podLabel], rec.Labels[namespaceLabel], rec.Labels[uidLabel]
@@ -191,8 +191,8 @@ func (c connection) record(ctx context.Context, got client.ContainerInspectResul
 	return rec, lack
 }
 
-// names returns the present names of an image. They are not cached, unlike its labels: a name can
-// move from one image to another.
+// names returns the current names of an image. They are not cached, as its labels are, because a
+// name can move from one image to another.
 func (c connection) names(ctx context.Context, image string) ([]string, error) {
 	got, err := c.outline.ImageInspect(ctx, image)
 	if errdefs.IsNotFound(err) { // it was removed
@@ -202,7 +202,7 @@ func (c connection) names(ctx context.Context, image string) ([]string, error) {
 	return slices.DeleteFunc(append(got.RepoTags, got.RepoDigests...), cut), err
 }
 
-// unnamed reports whether a reference is an image's id or digest, which only the engine can map to
+// unnamed reports whether a reference is an image's id or digest. Only the engine can map these to
 // names.
 func unnamed(ref, id string) bool {
 	id = strings.TrimPrefix(id, "sha256:")
@@ -210,14 +210,14 @@ func unnamed(ref, id string) bool {
 	return strings.Contains(ref, "@") || len(short) >= minID && strings.HasPrefix(id, short)
 }
 
-// minID is the least number of digits of an id. An image may be called cafe, and Docker prints
-// twelve.
+// minID is the least number of digits of an id. It is above 4, as an image may be called cafe.
+// Docker prints twelve digits.
 const minID = 6
 
-// allLabels stands for all labels left out, if there are too many to read.
+// allLabels stands for all labels, if they are too many to read.
 const allLabels = "fairlead.*"
 
-// ofImage tells the labels of the record's image, on each of its platforms, from the container's own.
+// ofImage separates the labels of the record's image, on any of its platforms, from its own.
 func (r *Record) ofImage(platforms []map[string]string) {
 	for _, labels := range platforms {
 		var alike map[string]string
@@ -226,9 +226,9 @@ func (r *Record) ofImage(platforms []map[string]string) {
 	}
 }
 
-// part splits labels into those that other does not have with the same value, and the others. A
-// runtime merges the labels of an image into its container's, where only the value shows the
-// origin.
+// part splits labels into those that other lacks or has with another value, and the rest. A runtime
+// merges the labels of an image into its container's. There only the value shows where a label
+// comes from.
 func part(labels, other map[string]string) (apart, alike map[string]string) {
 	for key, value := range labels {
 		to := &apart

@@ -10,15 +10,15 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// Engine is the engine that made a container, by the name of its cgroup: Name is that of its
-// source. User is its user if it runs without root, else 0.
+// Engine is the engine that made a container, according to its cgroup's name. Name is that of its
+// source. User is its uid if it is rootless, else 0.
 type Engine struct {
 	Name string
 	User int
 }
 
-// EngineOf returns the engine that made a cgroup; ok is false if the name is not an engine's. A
-// user who may make cgroups can choose such a name, so use it for advice only.
+// EngineOf returns the engine that made a cgroup; ok is false if the name is not of an engine. A
+// user who may make cgroups can choose any name, so the result is good for advice only.
 func EngineOf(dir string) (e Engine, ok bool) {
 	parts := strings.Split(dir, "/")
 	for i, part := range parts {
@@ -52,15 +52,15 @@ func EngineOf(dir string) (e Engine, ok bool) {
 	return Engine{}, false
 }
 
-// engineScope matches an engine's name for a container's cgroup, with systemd and without: its prefix, and the
-// container's id.
+// engineScope matches an engine's name for the cgroup of a container, with and without systemd: a
+// prefix, and the container's id.
 var engineScope = regexp.MustCompile(`^(docker-|libpod-|crio-|cri-containerd-|nerdctl-|)([0-9a-f]{64})(\.scope)?$`)
 
-// engineMonitor matches the cgroup of conmon, with which Podman and CRI-O watch one container.
+// engineMonitor matches the cgroup of conmon, which monitors one container of Podman or CRI-O.
 var engineMonitor = regexp.MustCompile(`^(libpod|crio)-conmon-[0-9a-f]{64}(\.scope)?$`)
 
-// Engines counts the cgroups of engines with processes, in the v2 tree below root. It looks at 8192
-// cgroups at most.
+// Engines counts the populated cgroups of engines in the v2 tree below root. It looks at no more
+// than 8192 cgroups.
 func Engines(proc, root string) (map[Engine]int, error) {
 	layout, err := cgroup.Detect(proc, root)
 	if err != nil {
@@ -69,7 +69,7 @@ func Engines(proc, root string) (map[Engine]int, error) {
 	found, left := make(map[Engine]int), treeSize
 	err = filepath.WalkDir(layout.V2, func(dir string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
-			return nil // it has ended
+			return nil // the cgroup has gone
 		}
 		if left--; left < 0 {
 			return filepath.SkipAll

@@ -10,15 +10,15 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// search finds the namespaces for the ids of one namespace. The kernel answers only the reverse
-// question, so search tries candidates, the likely ones first, each once for all ids.
+// search maps the namespace ids of one namespace to namespaces. The kernel answers only the reverse
+// question, so search tries candidates, the likely ones first, and each once for all ids.
 type search struct {
 	tried map[uint64]bool
 	stage int // of candidates
 }
 
-// hostEnd finds the other end of a veth or netkit. It returns zero for other kinds, and for an end
-// out of reach.
+// hostEnd finds the other end of a veth or netkit. It returns zero for other kinds, and if the
+// other end cannot be reached.
 func (n *networks) hostEnd(net *network, ns *netdev.NS, l netdev.Link) container.HostEnd {
 	if !twoEnded(l) || l.Peer == 0 || l.PeerNS < 0 {
 		return container.HostEnd{} // an end in its own namespace is no host end
@@ -47,13 +47,13 @@ func (n *networks) hostEnd(net *network, ns *netdev.NS, l netdev.Link) container
 
 func twoEnded(l netdev.Link) bool { return l.Kind == "veth" || l.Kind == "netkit" }
 
-// nearest sorts the devices of a namespace by the place of their other end, or of the device below:
-// first the agent's own namespace, then one that is mounted where the agent sees it, as runtimes
-// do, then any other that is found, and last all the rest. A container can make devices that lead
-// to namespaces of its own children, but none that lead to the first two.
+// nearest sorts the devices of a namespace by where their other end or lower device is: first the
+// agent's own namespace; then one mounted where the agent sees it, as runtimes do; then any other
+// that can be found; then the rest. A container can make devices that lead to namespaces of its own
+// children, but none that lead to the first two.
 func (n *networks) nearest(net *network, ns *netdev.NS, links []netdev.Link) {
 	const own, mounted, found, none = 0, 1, 2, 3
-	far := make(map[int]int) // by the id of the namespace
+	far := make(map[int]int) // by namespace id
 	of := func(l netdev.Link) int {
 		if l.Peer == 0 || l.PeerNS < 0 {
 			return none
@@ -77,13 +77,13 @@ func (n *networks) nearest(net *network, ns *netdev.NS, links []netdev.Link) {
 	slices.SortStableFunc(links, func(x, y netdev.Link) int { return cmp.Compare(of(x), of(y)) })
 }
 
-// found reports whether a path to a namespace goes through a process.
+// found reports whether the path to a namespace leads through a process.
 func (n *networks) found(path string) bool {
 	return strings.HasPrefix(path, filepath.Clean(n.cfg.Proc)+"/")
 }
 
-// fromOutside completes an incomplete look: it adds, to the devices of a namespace that were seen,
-// those that the host's ends lead to.
+// fromOutside completes an incomplete listing of a namespace: it adds the devices that the host's
+// ends lead to.
 func (n *networks) fromOutside(ns *netdev.NS, links []netdev.Link) []netdev.Link {
 	seen := make(map[int]bool)
 	for _, l := range links {
@@ -121,8 +121,8 @@ func (n *networks) fromOutside(ns *netdev.NS, links []netdev.Link) []netdev.Link
 	return links
 }
 
-// resolve opens the namespace for an id of ns; nil if it is not found. The caller closes the result
-// unless it is n.own.
+// resolve opens the namespace with an id of ns; nil if it cannot be found. The caller closes the
+// result unless it is n.own.
 func (n *networks) resolve(net *network, ns *netdev.NS, id int) (*netdev.NS, string) {
 	for {
 		if at, ok := net.ids[id]; ok {
@@ -135,13 +135,13 @@ func (n *networks) resolve(net *network, ns *netdev.NS, id int) (*netdev.NS, str
 			delete(net.ids, id)
 		}
 		if !n.searchOn(net, ns) {
-			// The namespace may be too young for the scan, or has neither name nor process.
+			// The namespace may be newer than the scan, or have neither a name nor a process.
 			return nil, ""
 		}
 	}
 }
 
-// searchOn tries the next candidates, and reports whether there were any.
+// searchOn tries the next stage of candidates, and reports whether there was one.
 func (n *networks) searchOn(net *network, ns *netdev.NS) bool {
 	s := &net.search
 	if s.tried == nil {
@@ -186,9 +186,9 @@ func (n *networks) searchOn(net *network, ns *netdev.NS) bool {
 	return true
 }
 
-// lived returns [netdev.All]. That is a long look, so it is repeated once a second at most, and once for
-// each namespace that has just come: the first container of an overlay network on this host brings the
-// one that it leads to.
+// lived returns [netdev.All]. That takes long, so it is repeated once a second at most, and once
+// for each new namespace: the first container of an overlay network on this host brings the
+// namespace that it leads to.
 func (n *networks) lived(net *network) map[uint64][]string {
 	if now := n.cfg.Now(); n.scan == nil || now.Sub(n.scanned) >= scanEvery || !net.sought {
 		n.scanned, n.scan, net.sought = now, netdev.All(n.cfg.Proc), true
@@ -196,8 +196,8 @@ func (n *networks) lived(net *network) map[uint64][]string {
 	return n.scan
 }
 
-// openAt opens a namespace by the first of some paths that leads to it now, and returns that; nil: none
-// does.
+// openAt opens a namespace by the first of the paths that leads to it now, and returns that path,
+// or nil if none does.
 func openAt(inode uint64, paths ...string) (*netdev.NS, string) {
 	for _, path := range paths {
 		ns, err := netdev.Open(path)

@@ -22,8 +22,8 @@ const (
 // errImage means that an image's labels are unknown: it was removed, or exceeds the bounds.
 var errImage = errors.New("labels of the image are unknown")
 
-// blob is the part in use of an OCI or Docker image. An index has Manifests, a manifest the digest
-// of a configuration, and that has labels.
+// blob is the part that is used of an OCI or Docker image. An index has Manifests, a manifest has
+// the digest of a configuration, and a configuration has labels.
 type blob struct {
 	Manifests []struct{ Digest string }
 	Config    struct {

@@ -11,12 +11,12 @@ import (
 // maxImages limits the remembered labels of images, in bytes.
 const maxImages = 16 << 20
 
-// labelsOfImage are the labels of one image, for each platform that the container may be of. They
-// are shared: do not change them.
+// labelsOfImage are the labels of one image, one map for each platform that the container may have.
+// The maps are shared: do not change them.
 type labelsOfImage []map[string]string
 
-// labelsOfImages caches the labels of an engine's images by their ids, which stand for the content.
-// The zero value is ready to use.
+// labelsOfImages caches the labels of an engine's images by id, which identifies the content. The
+// zero value is ready to use.
 type labelsOfImages struct {
 	asked singleflight.Group
 
@@ -26,17 +26,17 @@ type labelsOfImages struct {
 }
 
 // of returns the labels of the image of a container. If an engine keeps its images in containerd,
-// an image covers all platforms, and the engine describes the host's own; then it also names the
-// manifest of the container.
+// an image covers all platforms. The engine then describes the host's platform, and names the
+// manifest of the container as well.
 //
-// Errors: errImage if the engine does not know; errAnswer.
+// Errors: errImage if the engine does not know the image; errAnswer.
 func (l *labelsOfImages) of(ctx context.Context, c *client.Client, of client.ContainerInspectResult) (labelsOfImage, error) {
 	ct := of.Container
 	key, from := ct.Image, ct.ImageManifestDescriptor
 	if from != nil {
 		key += " " + from.Digest.String()
 	}
-	// Of many containers that start at a time, one asks.
+	// If many containers start at the same time, one query serves all.
 	v, err, _ := l.asked.Do(key, func() (any, error) {
 		l.mu.Lock()
 		got, ok := l.known[key]
@@ -55,7 +55,7 @@ func (l *labelsOfImages) of(ctx context.Context, c *client.Client, of client.Con
 		if from != nil && from.Platform != nil {
 			p := from.Platform
 			if p.OS != image.Os || p.Architecture != image.Architecture || p.Variant != image.Variant {
-				if c.ClientVersion() == "1.48" { // the first with manifests, but without a way to ask
+				if c.ClientVersion() == "1.48" { // the first version with manifests, but it cannot be asked for one
 					return nil, errImage
 				}
 				if image, err = c.ImageInspect(ctx, ct.Image, client.ImageInspectWithPlatform(p)); err != nil {
@@ -75,7 +75,7 @@ func (l *labelsOfImages) of(ctx context.Context, c *client.Client, of client.Con
 	return v.(labelsOfImage), nil
 }
 
-// keep caches labels, and drops all others once they take too much.
+// keep caches labels. It drops all others once they exceed maxImages.
 func (l *labelsOfImages) keep(key string, labels labelsOfImage) {
 	size := len(key)
 	for _, m := range labels {

@@ -17,12 +17,12 @@ import (
 const (
 	maxInterfaces = 64 // of one container
 	scanEvery     = time.Second
-	maxMisses     = 3 // looks for a host end before only the refresh looks again
+	maxMisses     = 3 // looks for a host end without success, after which only a refresh looks again
 	minHold       = 20 * time.Millisecond
 	maxHold       = 5 * time.Second
 )
 
-// networks holds the network namespaces of the containers, each once even if shared.
+// networks holds the network namespaces of containers, each one once even if containers share it.
 type networks struct {
 	cfg  Config
 	wake func()
@@ -40,18 +40,18 @@ type network struct {
 	interfaces []container.Interface
 	many       bool             // more devices or addresses exist
 	ids        map[int]location // namespaces by their ids in this one
-	search     search           // for more of these, in the look under way
-	sought     bool             // once among all
+	search     search           // for more ids, in the current look
+	sought     bool             // all namespaces were listed for it
 	leads      []location       // other ends of its devices: see elsewhere
-	far        []far            // their state,
-	examined   int              // the look that read it
+	far        []far            // the state of the namespaces in leads
+	examined   int              // number of the look that read far
 	stop       func() error     // ends the watch; nil if there is none
 	dirty      atomic.Bool
 	missed     bool      // a host end was not found in the last look
-	misses     int       // such looks
-	scanned    time.Time // of the search in the last of them
+	misses     int       // consecutive looks that missed one
+	scanned    time.Time // time of the search in the last of those looks
 
-	looks  int // numbers the looks, for containers that share the namespace
+	looks  int // number of looks, for containers that share the namespace
 	looked time.Time
 	hold   time.Duration // time after a look until events count again
 }
@@ -67,7 +67,7 @@ func newNetworks(cfg Config, wake func()) (*networks, error) {
 	if err != nil {
 		return nil, err
 	}
-	// For all who list its devices.
+	// All that list its devices share this watch.
 	stop, err := cfg.Monitor.Watch(own, netdev.Interest{}, nil)
 	if err != nil {
 		return nil, errors.Join(err, own.Close())
@@ -81,8 +81,8 @@ func (n *networks) close() {
 	n.own.Close()
 }
 
-// keep forgets all namespaces except the used ones. A watch keeps its namespace alive, so this must
-// follow the end of the last container soon.
+// keep forgets all namespaces except the used ones. A watch keeps its namespace alive, so keep must
+// be called soon after the last container has ended.
 func (n *networks) keep(used map[uint64]bool) {
 	for inode, net := range n.known {
 		if !used[inode] {
@@ -95,8 +95,8 @@ func (n *networks) keep(used map[uint64]bool) {
 }
 
 // changed reports whether devices in a namespace may have changed since the given look, and how
-// long to wait before looking: the agent looks ever less often at a container that changes its
-// devices all the time.
+// long to wait before looking. The agent looks ever less often at a container that keeps changing
+// its devices.
 func (n *networks) changed(inode uint64, look int) (time.Duration, bool) {
 	net := n.known[inode]
 	switch {
@@ -108,15 +108,15 @@ func (n *networks) changed(inode uint64, look int) (time.Duration, bool) {
 		return net.hold - n.cfg.Now().Sub(net.looked), true
 	case net.missed && net.misses < maxMisses:
 		if n.scanned.After(net.scanned) {
-			return 0, true // another's search has looked further meanwhile
+			return 0, true // another namespace's search has looked further since
 		}
 		return scanEvery - n.cfg.Now().Sub(n.scanned), true
 	}
 	return 0, false
 }
 
-// of returns the state of the namespace of process pid; nil for the agent's own. With afresh it
-// looks even without an event.
+// of returns the state of the namespace of process pid; nil if it is the agent's own. With afresh
+// it looks again even without an event.
 func (n *networks) of(inode uint64, pid int, afresh bool) (*network, error) {
 	if inode == n.own.Inode() {
 		return nil, nil
@@ -156,7 +156,7 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	net.hold = backoff.Again(net.hold, minHold, maxHold, now.Sub(net.looked), 2*net.hold)
 	net.looked = now
 	net.missed = false
-	net.dirty.Store(false) // before the look, so that changes during it count
+	net.dirty.Store(false) // before the look, so that changes during the look count
 
 	links, err := n.cfg.Monitor.Links(ns, n.cfg.Links)
 	many := errors.Is(err, netdev.ErrMany)
@@ -171,8 +171,8 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	}
 	links = slices.DeleteFunc(slices.Clone(links), func(l netdev.Link) bool { return l.Name == "lo" })
 	if many = many || len(links) > maxInterfaces; many {
-		// The devices that lead out of the namespace must not be lost among others, which a
-		// container may make in any number.
+		// Keep the devices that lead out of the namespace. A container may make any number of
+		// others.
 		n.nearest(net, ns, links)
 	}
 	if many && !net.many {

@@ -23,35 +23,34 @@ const (
 	startEvent = 6 // START_CONTAINER
 	startWait  = 500 * time.Millisecond
 	startRest  = 10 * time.Second
-	startQueue = 50 * time.Millisecond // between an answer and the next start of a queue, at most
+	startQueue = 50 * time.Millisecond // longest time between an answer and the next start of a queue
 
-	// A plugin has one connection with frames of two channels of ttrpc: in one the runtime calls it, in the
-	// other it registers.
+	// A plugin has one connection, with frames of two ttrpc channels: the runtime calls the plugin
+	// in one, and the plugin registers in the other.
 	nriCalled  = 1
 	nriCalls   = 2
-	ttrpcHead  = 10      // size, stream, type and flags of a message
-	ttrpcAsk   = 1       // type of a message
-	ttrpcReply = 2       // another
-	maxTTRPC   = 4 << 20 // of a message: the runtime's own limit
+	ttrpcHead  = 10      // length of a message's header: size, stream, type and flags
+	ttrpcAsk   = 1       // message type: request
+	ttrpcReply = 2       // message type: response
+	maxTTRPC   = 4 << 20 // longest message: the runtime's own limit
 )
 
-// nri is a plugin of containerd's Node Resource Interface. It holds the start of a pod's container, if one of
-// these has labels or annotations of ours, until it is ready. The runtime asks about one container of the node
-// at a time, so all starts that wait for each other are held for half a second together, and after one that took
-// so long none until that one is ready, or for ten. Without that interface, and when this process hangs or ends, containers start as ever.
-// The interface's own library brings a compiler for WebAssembly, 3 MB of the binary.
+// nri is a plugin of containerd's Node Resource Interface. It holds the start of a pod's container
+// until its policy is in force, if the container or its pod has labels or annotations of ours. The
+// runtime asks about one container of the node at a time. So starts that queue up are held for half a second together. If one takes that long, none is held until it is ready, or for ten
+// seconds. Without NRI, or if this process hangs or ends, containers start as usual. NRI's library would add a WebAssembly compiler of 3 MB.
 type nri struct {
 	addr  string
 	log   *slog.Logger
 	ready func(context.Context, string) error
 	now   func() time.Time
-	wait  time.Duration // with starts that wait for each other; 0: another runtime, which tells nothing of a container before its start
-	until time.Time     // the end of that
-	asked time.Time     // the last start was answered
-	rests atomic.Bool   // none is held, as one that was is not ready yet
+	wait  time.Duration // limit for a queue of starts; 0: another runtime, which reports a container only at its start
+	until time.Time     // end of that limit
+	asked time.Time     // when the last start was answered
+	rests atomic.Bool   // no start is held, because an earlier one is not ready yet
 }
 
-// run connects again and again until ctx ends.
+// run connects repeatedly until ctx ends.
 func (n *nri) run(ctx context.Context) {
 	said := ""
 	retry(ctx, minBackOff, maxBackOff, func(ctx context.Context) {
@@ -63,7 +62,7 @@ func (n *nri) run(ctx context.Context) {
 	})
 }
 
-// session is one connection. It answers one call after the other, as the runtime makes them.
+// session is one connection. It answers the runtime's calls one by one.
 func (n *nri) session(ctx context.Context) error {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", n.addr)
 	if err != nil {
@@ -101,7 +100,7 @@ func (n *nri) session(ctx context.Context) error {
 
 // called returns the answer to a call of a method.
 func (n *nri) called(ctx context.Context, method string, request []byte) []byte {
-	is, _ := fieldsOf(request) // without them it starts
+	is, _ := fieldsOf(request) // without parameters the call is valid, too
 	switch method {
 	case "Configure":
 		n.wait = 0
@@ -111,16 +110,16 @@ func (n *nri) called(ctx context.Context, method string, request []byte) []byte 
 		}
 		return number(2, 1<<(startEvent-1))
 	case "Synchronize":
-		return number(2, is.of(3).number) // there is more
+		return number(2, is.of(3).number) // the field says that there is more
 	case "StartContainer":
 		n.hold(ctx, starting(is, 1))
-	case "StateChange": // the same, of older runtimes
+	case "StateChange": // the same call in older runtimes
 		n.hold(ctx, starting(is, 2))
 	}
 	return nil
 }
 
-// hold waits until the container is ready.
+// hold waits until the container is ready, or until the limit of its queue.
 func (n *nri) hold(ctx context.Context, id string) {
 	now := n.now()
 	if now.Sub(n.asked) > startQueue {
@@ -147,8 +146,8 @@ func (n *nri) within(ctx context.Context, most time.Duration, id string) error {
 	return n.ready(ctx, id)
 }
 
-// starting returns the id of a container that starts; "" if neither it nor its pod has labels or annotations of
-// ours. The pod is the field with that number of the request, the container the next.
+// starting returns the id of a container that starts; "" if neither it nor its pod has labels or
+// annotations of ours. pod is the number of the pod's field; the container's field is the next.
 func starting(request fields, pod protowire.Number) (id string) {
 	ours := false
 	for _, part := range request {
@@ -172,7 +171,7 @@ func starting(request fields, pod protowire.Number) (id string) {
 	return id
 }
 
-// message is one of ttrpc, in a channel of NRI.
+// message is a ttrpc message in a channel of NRI.
 type message struct {
 	channel, stream uint32
 	kind            byte
@@ -188,13 +187,13 @@ func (m message) send(to io.Writer) error {
 	return err
 }
 
-// messages reads those of both channels, which come in frames of any size.
+// messages reads the messages of both channels, which arrive in frames of any size.
 type messages struct {
 	r    io.Reader
 	came [nriCalls + 1]bytes.Buffer
 }
 
-// next returns the next one, whose body counts until the next call.
+// next returns the next message. Its body is valid until the next call.
 func (ms *messages) next() (message, error) {
 	for {
 		for channel := range ms.came {
@@ -229,7 +228,7 @@ func (ms *messages) next() (message, error) {
 	}
 }
 
-// field is one of a message of protobuf.
+// field is one field of a protobuf message.
 type field struct {
 	at     protowire.Number
 	number uint64
@@ -261,7 +260,7 @@ func fieldsOf(b []byte) (all fields, err error) {
 	return all, nil
 }
 
-// of returns the last field with a number, which counts; zero without.
+// of returns the last field with a number, which is the valid one; zero if there is none.
 func (fs fields) of(at protowire.Number) (last field) {
 	for _, f := range fs {
 		if f.at == at {
@@ -271,12 +270,12 @@ func (fs fields) of(at protowire.Number) (last field) {
 	return last
 }
 
-// text is a field for a message.
+// text encodes a string field.
 func text(at protowire.Number, s string) []byte {
 	return protowire.AppendString(protowire.AppendTag(nil, at, protowire.BytesType), s)
 }
 
-// number is another.
+// number encodes a number field.
 func number(at protowire.Number, n uint64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(nil, at, protowire.VarintType), n)
 }

@@ -7,9 +7,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// The cgroup tree holds the cgroups of all: also those of pods on a node that is a network
-// namespace of this machine, and of engines inside a container. The agent of that node or container
-// answers for them; this one does not list them.
+// The cgroup tree holds the cgroups of all hosts on this machine: of a node that is a network
+// namespace, with its pods, and of an engine inside a container. The agent of that node or
+// container lists those; this one does not.
 //
 // A bare cgroup is another host's if devices of its network namespace lead to other namespaces (a
 // veth or netkit to its peer, a macvlan, ipvlan or VLAN to the device below it, a tunnel to where
@@ -23,23 +23,23 @@ import (
 //   - it was not found, or has more devices than are examined: the doubt counts for
 //     the cgroup.
 //
-// The namespace that the agent's default route leads to is not this host's, whatever is in it: it
-// is the underlay of nodes that are namespaces, or the host around a node that is a container. What
-// hangs on that is beside this host, and so a node with its pods in the host network.
+// The namespace that the agent's default route leads to is never this host's. It is the underlay of
+// nodes that are namespaces, or the host around a node that is a container. What is attached to it
+// is beside this host, such as another node with its pods in the host network.
 //
-// So a cgroup without such devices (host network, none, a tap) is always this host's. One namespace
-// between a cgroup and the agent's own is looked into, and not two.
+// So a cgroup without such devices (host network, none, a tap) is always this host's. The search
+// covers one namespace between a cgroup and the agent's own, and not two.
 
 // far is the state of a namespace that devices of another one lead to.
 type far struct {
-	inode   uint64 // 0: it was not found
+	inode   uint64 // 0: not found
 	home    bool   // a device of it leads to the agent's own namespace
-	doubt   bool   // the end of one of its devices is unknown
+	doubt   bool   // where one of its devices leads is unknown
 	outside bool   // the agent's default route leads there
 }
 
-// elsewhere reports whether a namespace belongs to another host, by the ends of its devices and the
-// namespaces with containers of runtimes.
+// elsewhere reports whether a namespace belongs to another host, given where its devices lead and
+// which namespaces have containers of runtimes.
 func elsewhere(leads []far, inhabited map[uint64]bool) bool {
 	ours := func(f far) bool {
 		if f.outside || inhabited[f.inode] {
@@ -63,8 +63,8 @@ func (n *networks) elsewhere(inode uint64, inhabited map[uint64]bool) bool {
 	return elsewhere(net.far, inhabited)
 }
 
-// leads returns the ends of a namespace's devices; nil if one leads to the agent's own. An unknown
-// end is empty.
+// leads returns where a namespace's devices lead; nil if one leads to the agent's own namespace. An
+// unknown end is empty.
 func (n *networks) leads(net *network, ns *netdev.NS, links []netdev.Link) []location {
 	var list []location
 	seen := make(map[int]bool) // by the id of the namespace
@@ -87,7 +87,7 @@ func (n *networks) leads(net *network, ns *netdev.NS, links []netdev.Link) []loc
 	return list
 }
 
-// examine examines namespaces: at most as many devices, of all of them together, as a look at one.
+// examine examines namespaces: together as many devices as a look at one of them.
 func (n *networks) examine(at []location) []far {
 	var list []far
 	left := n.cfg.Links
@@ -100,7 +100,7 @@ func (n *networks) examine(at []location) []far {
 		}
 		links, err := n.cfg.Monitor.Links(there, left)
 		left -= len(links)
-		// The list assigns ids to its namespaces, so it comes first.
+		// Listing the devices assigns ids to their namespaces, so it comes first.
 		id, idErr := there.ID(n.own)
 		seen, seenErr := n.own.ID(there)
 		there.Close()
@@ -114,7 +114,7 @@ func (n *networks) examine(at []location) []far {
 	return list
 }
 
-// outside returns the ids, in the agent's namespace, of those that its default routes lead to.
+// outside returns the ids of the namespaces that the default routes of the agent's namespace lead to.
 func (n *networks) outside() (ids []int) {
 	// No host has these addresses (RFC 5737, RFC 3849), so only a default route leads to them.
 	for _, nowhere := range []string{"192.0.2.1", "2001:db8::1"} {

@@ -8,44 +8,44 @@ import (
 	"strings"
 )
 
-// PodSource reports what Kubernetes knows of the pods on this node and their runtime does not. It
-// finds no containers. An absent Kubernetes is not an error: its source reports that, and keeps
-// looking for it.
+// PodSource reports what Kubernetes knows about the pods on this node and their runtime does not.
+// It finds no containers. A host without Kubernetes is not an error: the source reports Absent, and
+// keeps looking for it.
 type PodSource interface {
 	// Name is unique among the sources of a Set.
 	Name() string
-	// Run watches until ctx ends. It calls publish with all pods, once as soon as they are known
-	// and again whenever they may have changed. It looks again soon after each value from news: there
-	// is a container that may be of a new pod.
+	// Run watches until ctx ends. It calls publish with all pods, first as soon as they are known,
+	// and again whenever they may have changed. A value from news means that there is a container,
+	// perhaps of a new pod: Run then looks again soon.
 	Run(ctx context.Context, news <-chan struct{}, publish func(PodReport)) error
 }
 
-// PodReport is all pods of one PodSource, or the reason why there are none.
+// PodReport lists all pods of one PodSource, or says why they are unknown.
 type PodReport struct {
 	Pods   []Pod
-	Err    error // the pods are unknown at present: the Set keeps the last ones
-	Absent bool  // there is, as far as is known, no such source on this host
+	Err    error // the pods are unknown at present: the Set keeps the previous ones
+	Absent bool  // the host seems to have no such source
 }
 
-// Pod is what a PodSource knows of one pod. Several sources may know different parts.
+// Pod is what a PodSource knows about one pod. Several sources may know different parts.
 type Pod struct {
 	Namespace, Name string
 	UID             string `json:",omitempty"` // "" if the source does not know it
 
-	// Labels and Annotations are those of now, in place of those of the pod's start. Current: they
-	// are known.
+	// Labels and Annotations are the current ones, and replace those from the pod's start. Current
+	// means that they are known.
 	Labels      map[string]string `json:",omitempty"`
 	Annotations map[string]string `json:",omitempty"`
 	Current     bool              `json:",omitempty"`
 
-	// Requests are those of container.Container, by container.
+	// Requests are those of container.Container, by container name.
 	Requests map[string]map[string]uint64 `json:",omitempty"`
 }
 
-// podKey distinguishes the pods of one moment.
+// podKey identifies a pod among those that exist at one time.
 type podKey struct{ namespace, name string }
 
-// podsReported is what one PodSource has reported. The Set's mutex guards it.
+// podsReported is the last report of one PodSource. The Set's mutex guards it.
 type podsReported struct {
 	pods   map[podKey]Pod
 	status SourceStatus
@@ -73,10 +73,10 @@ func (s *Set) reportPods(i int, rep PodReport) {
 	defer s.mu.Unlock()
 	r := &s.pods[i]
 	before, pods := r.status, r.pods
-	if rep.Absent && len(pods) > 0 { // it was there for an earlier agent
+	if rep.Absent && len(pods) > 0 { // an earlier agent had it
 		rep = PodReport{Err: fmt.Errorf("%s is not there: what was known of pods counts", r.status.Name)}
 	}
-	// One that fails is no reason to wait: what was known of pods counts.
+	// A failing source is no reason to wait: its earlier pods remain valid.
 	r.status.Err, r.status.Listed = rep.Err, true
 	if rep.Err == nil {
 		r.pods = podsBy(rep.Pods)
@@ -91,9 +91,9 @@ func (s *Set) reportPods(i int, rep PodReport) {
 	s.poke()
 }
 
-// joinPods adds what is known of pods to the records of their containers. It asks the sources to
-// look again if there is a container that the last call did not see: a pod of its name may have
-// ended, and another begun. The caller holds s.mu.
+// joinPods adds the PodSources' data to the records of pods' containers. It asks the sources to
+// look again if it sees a container for the first time: its pod may have replaced an ended one of
+// the same name. The caller holds s.mu.
 func (s *Set) joinPods(reports []reported) {
 	if len(s.pods) == 0 {
 		return
@@ -109,7 +109,7 @@ func (s *Set) joinPods(reports []reported) {
 			key := recordKey{i, rec.RuntimeID, rec.PID, rec.CgroupV2}
 			seen[key] = true
 			news = news || !s.inPods[key]
-			if !joined { // the report's own stay as they were
+			if !joined { // leave the report itself unchanged
 				reports[i].records, joined = append([]Record(nil), reports[i].records...), true
 			}
 			for _, from := range s.pods {
@@ -131,7 +131,7 @@ func (s *Set) joinPods(reports []reported) {
 	}
 }
 
-// with returns the record of a container of p with what is known of that.
+// with returns the record of a container of p with the data of p added.
 func (r Record) with(p Pod) Record {
 	if len(p.Requests) > 0 {
 		r.Requests = p.Requests[cmp.Or(r.Labels[containerLabel], r.Name)]
@@ -145,7 +145,7 @@ func (r Record) with(p Pod) Record {
 	if !p.Current {
 		return r
 	}
-	// The pod's own of its start make way. What is left are the kubelet's of the container.
+	// Drop the pod's labels from its start. What remains are kubelet's labels of the container.
 	labels := merged(p.Labels, nil)
 	for key, value := range r.Labels {
 		if strings.HasPrefix(key, kubeletPrefix) {

@@ -19,32 +19,32 @@ import (
 
 const (
 	userHZ   = 100 // the unit of times in proc, fixed in the kernel's ABI
-	maxProcs = 64  // processes of one cgroup that are looked at
-	maxDirs  = 64  // cgroups below one that are looked at
+	maxProcs = 64  // processes examined in one cgroup
+	maxDirs  = 64  // cgroups examined below one
 
 	firstRetry = 25 * time.Millisecond // doubled at each failure
 )
 
-// process is the init process of a container. A pidfd holds it, so that data read by its number is
-// known to be about it.
+// process is the init process of a container. Its pidfd proves that data read by PID belongs to
+// this process.
 type process struct {
 	pid     int
 	fd      *os.File
 	started time.Time
-	start   uint64 // the same, as in proc
+	start   uint64 // the same in clock ticks, as in proc
 	cgroup  cgroup.Paths
 	id      container.ID
 
-	claimed bool        // by a record, in the current round
+	claimed bool        // a record refers to it in the current round
 	exited  atomic.Bool // ended has returned true
 
 	err      error // why it could not be opened or examined
 	failures int
-	retry    time.Time // when to try again, unless err means that it has gone
+	retry    time.Time // time of the next attempt, unless err means that it has gone
 }
 
-// openProcess opens a process and calls ended, from another goroutine, once that process has
-// exited. The error matches fs.ErrNotExist if there is none.
+// openProcess opens a process. It calls ended, from another goroutine, once the process has exited.
+// The error matches fs.ErrNotExist if there is no such process.
 func openProcess(proc string, pid int, boot time.Time, ended func()) (*process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
@@ -80,8 +80,8 @@ func openProcess(proc string, pid int, boot time.Time, ended func()) (*process, 
 // gone reports whether the process is known to have exited, or could not be opened at all.
 func (p *process) gone() bool { return p.fd == nil || p.exited.Load() }
 
-// ended is gone, but asks the kernel. If it returns false, all that was read by number so far was
-// about this process.
+// ended is gone, but asks the kernel. If it returns false, everything read by PID so far belongs to
+// this process.
 func (p *process) ended() bool {
 	if p.gone() {
 		return true
@@ -119,12 +119,12 @@ func readSmall(name string) ([]byte, error) {
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, 64<<10))
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENODEV) {
-		err = fs.ErrNotExist // a process, or a cgroup, that has gone meanwhile
+		err = fs.ErrNotExist // a process or a cgroup that has gone since
 	}
 	return b, err
 }
 
-// bootTime returns when the host booted, by the present clock.
+// bootTime returns when the host booted, according to the present wall clock.
 func bootTime(now func() time.Time) (time.Time, error) {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -133,9 +133,9 @@ func bootTime(now func() time.Time) (time.Time, error) {
 	return now().Add(-time.Duration(ts.Nano())).Round(0), nil // without the monotonic reading
 }
 
-// oldest picks the process that stands for a cgroup: the first one started, if possible with a
-// network namespace of its own, in the topmost directory that has any. The error matches
-// fs.ErrNotExist if the cgroup is empty or gone.
+// oldest picks the process that represents a cgroup: the oldest in the topmost directory that has
+// any, preferably one with its own network namespace. The error matches fs.ErrNotExist if the
+// cgroup is empty or gone.
 func oldest(proc, dir string, host uint64) (int, error) {
 	dirs := []string{dir}
 	for i := 0; i < len(dirs) && i < maxDirs; i++ {

@@ -18,42 +18,42 @@ import (
 const (
 	relistEvery = time.Minute
 	callTimeout = 10 * time.Second
-	parallel    = 16 // questions at a time after a list
+	parallel    = 16 // queries at a time after a list
 
-	maxCreated   = 256         // containers that wait for a start, beyond which a list drops them
-	listPatience = time.Second // with the answers to them
+	maxCreated   = 256         // created containers that await a start; a list drops those beyond
+	listPatience = time.Second // for the answers that follow a list
 
 	minBackOff = 50 * time.Millisecond
 	maxBackOff = 2 * time.Second
-	maxRetry   = 30 * time.Second // between two questions about one container
+	maxRetry   = 30 * time.Second // bounds the pause between two queries about one container
 )
 
-// roster is the list of running containers of a runtime's source, from the runtime's events and
-// lists. Other goroutines ask the runtime, so that one container over which the runtime hangs does
-// not delay the others. Everything else belongs to one goroutine.
+// roster is a source's list of the running containers of a runtime, built from the runtime's events
+// and lists. Queries run in other goroutines, so a runtime that hangs over one container does not
+// delay the others. Everything else belongs to one goroutine.
 type roster struct {
 	at      string // the runtime and its address, for errors
 	publish func(Report)
 	answers chan answer
 
-	// Of the session under way:
-	records map[string]Record    // without PID: it waits for its start
-	asked   map[string]*question // the last question about a container, while it is open
+	// Of the current session:
+	records map[string]Record    // without PID: it awaits its start
+	asked   map[string]*question // the open query about each container
 	whole   bool                 // the runtime has listed its containers
 
-	none   bool // reported: there is no such runtime
-	listed bool // reported: it has a list
+	none   bool // the last report was that there is no such runtime
+	listed bool // a list was reported
 }
 
-// inspect asks the runtime about one container; false means that it does not run. With an error and
-// true the record holds what is known without the missing answer.
+// inspect asks the runtime about one container; false means that it does not run. If both the error
+// and the bool are set, the record is complete except for what the error says is missing.
 type inspect func(ctx context.Context, key string) (Record, bool, error)
 
-// current reports whether a record that is known is still right.
+// current reports whether a known record is still valid.
 type current func(key string, rec Record) bool
 
-// watched reads a runtime's events, and lists what it has first, after pause, each time that every has passed, and
-// when event asks for it. It returns the error that ends this.
+// watched handles a runtime's events. It lists the containers at first, after pause, after each
+// every, and when event returns true. It returns the error that ends this.
 func watched[E any](ctx context.Context, r *roster, events <-chan E, broken <-chan error, pause, every time.Duration, event func(E) (list bool), list func(context.Context) ([]string, current, error), look inspect) error {
 	relist := time.NewTimer(0)
 	defer relist.Stop()
@@ -83,7 +83,7 @@ func watched[E any](ctx context.Context, r *roster, events <-chan E, broken <-ch
 	}
 }
 
-// forward passes on what recv returns until that fails, or ctx ends.
+// forward sends what recv returns to a channel, until recv fails or ctx ends.
 func forward[E any](ctx context.Context, recv func() (E, error), to chan<- E) error {
 	for {
 		got, err := recv()
@@ -98,7 +98,7 @@ func forward[E any](ctx context.Context, recv func() (E, error), to chan<- E) er
 	}
 }
 
-// question is asked until there is an answer without an error, or cancel is called.
+// question is a query that is repeated until it succeeds or cancel is called.
 type question struct {
 	cancel context.CancelFunc
 	err    error // of the last try
@@ -112,7 +112,7 @@ type answer struct {
 	err      error
 }
 
-// rostered is the source of a runtime with a roster.
+// rostered is the source of a runtime whose containers are in a roster.
 type rostered struct {
 	name, addr string
 	session    func(context.Context, *roster) error // see follow
@@ -129,9 +129,9 @@ func newRoster(name, addr string, publish func(Report)) *roster {
 	return &roster{at: name + " at " + addr, publish: publish, answers: make(chan answer)}
 }
 
-// follow runs session, which uses one connection to the runtime, repeatedly until ctx ends, and
-// reports why each one ended. A runtime that was never there is not an error, but one that has left
-// its socket is.
+// follow runs session, which uses one connection to the runtime, repeatedly until ctx ends. It
+// reports why each session ended. A runtime that was never there is not an error, but one that left
+// its socket behind is.
 func (r *roster) follow(ctx context.Context, session func(context.Context, *roster) error) {
 	retry(ctx, minBackOff, maxBackOff, func(ctx context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -158,8 +158,8 @@ func (r *roster) begin() {
 	r.records, r.asked, r.whole = make(map[string]Record), make(map[string]*question), false
 }
 
-// retry runs session repeatedly until ctx ends, after a pause from first to most that doubles while
-// sessions end at once.
+// retry runs session repeatedly until ctx ends. The pause between sessions begins at first, and
+// doubles up to most while sessions end at once.
 func retry(ctx context.Context, first, most time.Duration, session func(context.Context)) {
 	for pause := time.Duration(0); ctx.Err() == nil; {
 		start := time.Now()
@@ -172,8 +172,8 @@ func retry(ctx context.Context, first, most time.Duration, session func(context.
 	}
 }
 
-// listens reports whether a server listens at a unix socket; the runtimes' clients do not report
-// why they cannot connect.
+// listens returns an error unless a server listens at a unix socket. The runtimes' clients do not
+// report why they cannot connect.
 func listens(ctx context.Context, path string) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
@@ -183,8 +183,8 @@ func listens(ctx context.Context, path string) error {
 	return conn.Close()
 }
 
-// ask inspects a container, with growing pauses until there is an answer without an error; each one
-// arrives in answers.
+// ask inspects a container until the runtime answers without an error. The pauses grow, and each
+// answer arrives in answers.
 func (r *roster) ask(ctx context.Context, key string, look inspect) {
 	r.drop(key)
 	ctx, cancel := context.WithCancel(ctx)
@@ -218,7 +218,7 @@ func (r *roster) ask(ctx context.Context, key string, look inspect) {
 	}()
 }
 
-// unanswered returns the error of a call, and explains one without an answer in time.
+// unanswered returns the error of a call. It replaces that of a call which ended by its timeout.
 func unanswered(call context.Context, err error) error {
 	if err != nil && call.Err() != nil {
 		return fmt.Errorf("no answer within %v", callTimeout)
@@ -226,7 +226,7 @@ func unanswered(call context.Context, err error) error {
 	return err
 }
 
-// drop cancels a question, and reports whether there was one.
+// drop cancels the open query about a container, and reports whether there was one.
 func (r *roster) drop(key string) bool {
 	q := r.asked[key]
 	if q != nil {
@@ -239,15 +239,15 @@ func (r *roster) drop(key string) bool {
 // knows reports whether a container runs or is being asked about.
 func (r *roster) knows(key string) bool { return r.records[key].PID > 0 || r.asked[key] != nil }
 
-// take records an answer, and reports the resulting list.
+// take handles an answer, and publishes the list if it has changed.
 func (r *roster) take(got answer) {
 	if r.note(got) {
 		r.say()
 	}
 }
 
-// note records an answer, unless a later question or an end has superseded it. It reports whether
-// the list has changed.
+// note records an answer, unless a later query or the container's end has superseded it. It reports
+// whether the list has changed.
 func (r *roster) note(got answer) bool {
 	q := r.asked[got.key]
 	if q != got.question {
@@ -270,10 +270,10 @@ func (r *roster) note(got answer) bool {
 	return true
 }
 
-// end records that a container has ended. One that stays and has policy waits for its next start.
+// end records that a container has ended. One that still exists and has policy awaits its next start.
 func (r *roster) end(key string, stays bool) {
-	news := r.drop(key) // the answer would be out of date
-	// An event may be older than a list, and the container may have been restarted since.
+	news := r.drop(key) // its answer would be stale
+	// The event may predate a list, and the container may have restarted since.
 	if rec, known := r.records[key]; known && (rec.PID == 0 && !stays || rec.PID > 0 && unix.Kill(rec.PID, 0) != nil) {
 		delete(r.records, key)
 		if rec.PID = 0; stays && (asks(rec.Labels) || asks(rec.ImageLabels)) {
@@ -286,9 +286,9 @@ func (r *roster) end(key string, stays bool) {
 	}
 }
 
-// replace takes the keys of all running containers. It inspects unknown ones, and those with a
-// record that current calls outdated, unless the question is open already, and waits for the
-// answers, but not for long: later answers count, too.
+// replace sets the list to the running containers with these keys. It inspects unknown ones, and
+// those whose record current rejects, unless a query is already open. It waits for the answers only
+// for listPatience; later answers count, too.
 func (r *roster) replace(ctx context.Context, keys []string, current current, look inspect) {
 	slots := make(chan struct{}, parallel)
 	slowly := func(ctx context.Context, key string) (Record, bool, error) {

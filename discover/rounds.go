@@ -19,7 +19,7 @@ import (
 )
 
 // rounds converts reports to containers, repeatedly. It belongs to the goroutine that runs the Set.
-// It does not look up again what it knows, unless it may have changed.
+// It looks up again only what may have changed.
 type rounds struct {
 	cfg    Config
 	layout cgroup.Layout
@@ -30,27 +30,27 @@ type rounds struct {
 
 	procs   map[recordKey]*process
 	live    map[container.ID]*entry
-	settled bool // the last round left nothing for the next one
-	awaits  bool // there are runtimes, and each cgroup that was there before has been seen
+	settled bool // the last round left no work for the next
+	awaits  bool // there are runtimes, and every source has listed: an unseen cgroup is new
 
 	early map[string]int // first processes of created containers, by cgroup: see begun
 }
 
-// youth is how long an engine may take to report a container whose cgroup is there. Until then its
-// network is not complete and its labels are not known, so all work for it would be done twice.
+// youth is how long an engine may take to report a container whose cgroup exists. Until then its
+// network is incomplete and its labels are unknown, so any work for it would have to be done twice.
 const youth = 10 * time.Second
 
 var errYoung = errors.New("its engine is about to report it")
 
-// expected reports whether an engine is about to report the container of a new cgroup. The name may
-// be the choice of a user who may make cgroups, but not the owner.
+// expected reports whether an engine is about to report the container of a new cgroup. A user who
+// may make cgroups can choose the name, but not the owner.
 func expected(dir string) bool {
 	var st unix.Stat_t
 	return engineScope.MatchString(filepath.Base(dir)) && unix.Lstat(dir, &st) == nil && st.Uid == 0
 }
 
-// recordKey distinguishes the records of one source. A container that is restarted has a new PID,
-// and so becomes another one.
+// recordKey identifies a record of one source. A restarted container has a new PID, and so a new
+// recordKey.
 type recordKey struct {
 	source    int
 	runtimeID string
@@ -58,22 +58,22 @@ type recordKey struct {
 	cgroup    string
 }
 
-// claim is a record that stands for a container in one round.
+// claim is a record that represents a container in one round.
 type claim struct {
 	record  Record
 	source  string
 	process *process
 }
 
-// entry is one container that runs.
+// entry is one running container.
 type entry struct {
 	claim
 	container container.Container
-	look      int  // number of the look at its network that container is of
-	due       bool // look again in the next round
-	afresh    bool // and at the network as well, without an event
-	elsewhere bool // it is another host's
-	bare      bool // its runtime has yet to give it its networks
+	look      int  // number of the look at its network that container is based on
+	due       bool // examine it again in the next round
+	afresh    bool // examine its network, too, without an event
+	elsewhere bool // it belongs to another host
+	bare      bool // its runtime has yet to set up its networks
 }
 
 func newRounds(cfg Config, layout cgroup.Layout, wake func()) (*rounds, error) {
@@ -102,8 +102,8 @@ func (r *rounds) close() {
 	r.nets.close()
 }
 
-// run updates live from the reports. With full it looks at everything again. It returns when to run
-// again at the latest, or -1 if there is no such time.
+// run updates live from the reports. With full, it examines everything again. It returns the time
+// until it must run again, or -1 if there is none.
 func (r *rounds) run(reports []reported, full bool) time.Duration {
 	now := r.cfg.Now()
 	next := time.Duration(-1)
@@ -177,7 +177,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			}
 		}
 		if budget == 0 {
-			// The known state stays valid until then.
+			// The old state remains valid until then.
 			r.settled = r.settled && known
 			if known {
 				e.due, e.afresh = true, e.afresh || full
@@ -198,7 +198,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			bare := r.early[got.Cgroup.V2] != 0 && !got.HostNetwork && addressed < max(1, c.record.Networks)
 			r.live[id] = &entry{claim: c, container: got, look: look, bare: bare}
 			if net := r.nets.known[got.NetNS]; net != nil && known && e.bare && !bare {
-				net.hold = minHold // those looks were at what the runtime did
+				net.hold = minHold // those looks saw the runtime's own work
 			}
 			if wait, changed := r.nets.changed(got.NetNS, look); changed {
 				soon(wait)
@@ -206,14 +206,14 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 		case c.process.ended():
 			delete(claims, id)
 		default:
-			if !kernel.Gone(err) { // else it is about to end
+			if !kernel.Gone(err) { // otherwise it is about to end
 				r.cfg.Log.Warn("look at container", "name", c.record.Name, "source", c.source, "err", err)
 			}
 			r.fail(c.process, err)
 			r.settled = false
 			soon(c.process.retry.Sub(now))
 			if known {
-				// Its known state stays valid until then.
+				// The old state remains valid until then.
 				c.process.err, e.due, e.afresh = nil, true, e.afresh || full
 				continue
 			}
@@ -226,7 +226,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			delete(r.live, id)
 			continue
 		}
-		e.bare = e.bare && r.early[e.container.Cgroup.V2] != 0 // else it runs without one
+		e.bare = e.bare && r.early[e.container.Cgroup.V2] != 0 // otherwise it runs without networks
 		used[e.container.NetNS] = true
 		if e.source != container.CgroupSource {
 			inhabited[e.container.NetNS] = true
@@ -239,7 +239,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 	return next
 }
 
-// containers returns the running ones of this host.
+// containers returns the running containers of this host.
 func (r *rounds) containers() map[container.ID]container.Container {
 	list := make(map[container.ID]container.Container, len(r.live))
 	for id, e := range r.live {
@@ -250,11 +250,11 @@ func (r *rounds) containers() map[container.ID]container.Container {
 	return list
 }
 
-// stale reports whether to open the record of p anew: after a failure, at growing intervals, and
-// for a record without PID once the process that stood for its cgroup has ended. A failure to find
-// such a process does not mean that the container has ended either: while a runtime sets a
-// container up, its processes follow one another and the cgroup stays populated, so no event
-// announces the last of them.
+// stale reports whether to open the process p of a record again: after a failure, at growing
+// intervals; and for a record without PID once the process that represents its cgroup has ended.
+// Finding no such process does not mean that the container has ended. While a runtime sets up a
+// container, its processes follow one another and the cgroup stays populated, so no event announces
+// the last of them.
 func stale(key recordKey, p *process, now time.Time) bool {
 	if p.err != nil && !errors.Is(p.err, fs.ErrNotExist) {
 		return !now.Before(p.retry)
@@ -262,8 +262,8 @@ func stale(key recordKey, p *process, now time.Time) bool {
 	return key.pid == 0 && p.gone()
 }
 
-// moved reports whether a process has been moved to other cgroups, or its cgroup renamed, since it
-// was opened. The kernel reports neither.
+// moved reports whether a process has moved to other cgroups since it was opened, or its cgroup was
+// renamed. The kernel reports neither.
 func (r *rounds) moved(rec Record, p *process) bool {
 	if p.err != nil || p.gone() {
 		return false
@@ -272,14 +272,14 @@ func (r *rounds) moved(rec Record, p *process) bool {
 	return err != nil && !p.ended() || err == nil && paths != p.cgroup
 }
 
-// fail records that a process could not be examined, and when to try again.
+// fail records that a process could not be examined, and schedules the next attempt.
 func (r *rounds) fail(p *process, err error) {
 	p.err = err
 	p.failures = min(p.failures+1, 10)
 	p.retry = r.cfg.Now().Add(firstRetry << p.failures)
 }
 
-// covered reports whether dir, or a directory above it, is owned.
+// covered reports whether dir or a directory above it is in owned.
 func covered(owned map[string]bool, dir, root string) bool {
 	for len(dir) > len(root) {
 		if owned[dir] {
@@ -295,7 +295,7 @@ func (r *rounds) reopen(rec Record, old *process) *process {
 	p := r.open(rec)
 	if old != nil {
 		old.close()
-		if old.err != nil { // a process that lived and ended is no failure
+		if old.err != nil { // a process that lived and ended did not fail
 			p.failures = old.failures
 		}
 	}
@@ -305,7 +305,7 @@ func (r *rounds) reopen(rec Record, old *process) *process {
 	return p
 }
 
-// open finds the process and the cgroups of a record. A failure is in the result.
+// open finds the process and the cgroups of a record. The result contains any error.
 func (r *rounds) open(rec Record) *process {
 	p, err := r.process(rec)
 	if err != nil {
@@ -321,7 +321,7 @@ func (r *rounds) open(rec Record) *process {
 	return p
 }
 
-// process opens the process of a record. One with only a directory stands for the oldest in it.
+// process opens the process of a record. A record with only a directory gets the oldest process in it.
 func (r *rounds) process(rec Record) (*process, error) {
 	pid := rec.PID
 	if pid <= 0 {
@@ -342,7 +342,7 @@ func (r *rounds) process(rec Record) (*process, error) {
 	return p, err
 }
 
-// known returns the runtimes' records with live processes, by source; it knows no pods.
+// known returns the runtimes' records with live processes, by source. It does not add pods.
 func (r *rounds) known(reports []reported) *Known {
 	known := Known{Records: make(map[string][]Record), Pods: make(map[string][]Pod)}
 	for i, rep := range reports {
@@ -368,7 +368,7 @@ func (r *rounds) paths(rec Record, pid int) (cgroup.Paths, error) {
 		if !ok || sub != "" && sub[0] != '/' {
 			return paths, fmt.Errorf("process %d has left cgroup %s: %w", pid, rec.CgroupV2, fs.ErrNotExist)
 		}
-		// The process may be further down; the directory is the container.
+		// The process may be in a child cgroup; the record's directory is the container.
 		cut = func(dir string) string { return strings.TrimSuffix(dir, sub) }
 	}
 	for _, dir := range []*string{&paths.V2, &paths.CPU, &paths.CPUSet, &paths.IO} {
@@ -377,8 +377,8 @@ func (r *rounds) paths(rec Record, pid int) (cgroup.Paths, error) {
 	return paths, nil
 }
 
-// ofRuntime cuts a cgroup directory after the element with the runtime's id: init systems inside
-// containers, and some runtimes, put the first process into a cgroup below the container's own.
+// ofRuntime cuts a cgroup path after the element with the runtime's id. Init systems in containers,
+// and some runtimes, move the first process into a cgroup below the container's.
 func ofRuntime(dir, id string) string {
 	if id == "" {
 		return dir
@@ -386,7 +386,7 @@ func ofRuntime(dir, id string) string {
 	end := 0
 	for elem := range strings.SplitSeq(dir, "/") {
 		end += len(elem)
-		// A short id, which may be a plain word, must be the whole name.
+		// A short id may be a plain word, so it must be the whole name.
 		if elem == id || len(id) >= 12 && strings.Contains(elem, id) {
 			return dir[:end]
 		}
@@ -395,7 +395,7 @@ func ofRuntime(dir, id string) string {
 	return dir
 }
 
-// describe combines all that is known of a container.
+// describe combines everything that is known about a container.
 func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (container.Container, int, error) {
 	ns, err := netdev.InodeOf(r.cfg.Proc, p.pid)
 	if err != nil {
@@ -406,10 +406,10 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (c
 		return container.Container{}, 0, err
 	}
 	if net == nil {
-		net = new(network) // the agent's own
+		net = new(network) // the agent's own namespace
 	}
 	if p.ended() {
-		// All of the above may be of another process.
+		// All of the above may belong to another process.
 		return container.Container{}, 0, fs.ErrNotExist
 	}
 	name := cmp.Or(rec.Name, filepath.Base(p.cgroup.V2))
@@ -442,7 +442,7 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (c
 	}, net.looks, nil
 }
 
-// inPod reports whether the directories lie immediately below those of a pod.
+// inPod reports whether the directories are children of the pod's.
 func inPod(c container.Cgroup, pod string) bool {
 	for _, dir := range []string{c.V2, c.CPU} {
 		if dir != "" && filepath.Base(filepath.Dir(dir)) != pod {

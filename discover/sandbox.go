@@ -23,7 +23,7 @@ const DefaultSandboxes = "/run/fairlead/sandbox"
 // SandboxName matches the names that a sandbox may have.
 var SandboxName = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,62}$`)
 
-// Sandbox is the content of a sandbox's state file, Name.json. Whoever makes a sandbox writes it,
+// Sandbox is the content of a sandbox's state file, Name.json. The maker of the sandbox writes it,
 // always as a new file.
 type Sandbox struct {
 	Name    string            `json:"name"`
@@ -35,14 +35,14 @@ type Sandbox struct {
 	Cgroups []string          `json:"cgroups,omitempty"`
 }
 
-// Process identifies a process also after its number is reused.
+// Process identifies a process even after its PID is reused.
 type Process struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // clock ticks since boot, field 22 of proc_pid_stat(5)
 }
 
-// FindProcess returns the process with a number. The error matches fs.ErrNotExist if it has ended,
-// also where its parent has not yet waited for it.
+// FindProcess returns the process with a PID. The error matches fs.ErrNotExist if it has ended,
+// even if its parent has not waited for it yet.
 func FindProcess(proc string, pid int) (Process, error) {
 	s, err := sched.StatOf(proc, pid)
 	if s.Ended || errors.Is(err, journal.ErrGone) {
@@ -64,12 +64,12 @@ func (p Process) Alive(proc string) bool {
 }
 
 const (
-	sandboxPoll   = 50 * time.Millisecond // between two looks whether a directory that exists has changed
-	sandboxRelist = time.Second           // between lists: a killed sandbox changes nothing there
+	sandboxPoll   = 50 * time.Millisecond // between checks for changes in an existing directory
+	sandboxRelist = time.Second           // between lists, as killing a sandbox changes nothing in the directory
 )
 
-// Sandboxes reports the sandboxes with state files in dir, of any process. proc is where proc is
-// mounted. The directory need not exist.
+// Sandboxes reports the sandboxes that have state files in dir, whichever process made them. proc
+// is where proc is mounted. The directory need not exist.
 func Sandboxes(proc, dir string) Source { return sandboxes{proc, dir} }
 
 type sandboxes struct{ proc, dir string }
@@ -106,8 +106,8 @@ func (s sandboxes) Run(ctx context.Context, publish func(Report)) error {
 	}
 }
 
-// ReadSandboxes reads the state files in a directory. It skips files that are no states, and
-// ignores a missing directory.
+// ReadSandboxes reads the state files in a directory. It skips files that are not state files, and
+// treats a missing directory as empty.
 func ReadSandboxes(dir string) (all []Sandbox, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

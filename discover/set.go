@@ -5,9 +5,9 @@
 // level-triggered: a reader gets the whole present list, and an event only means that reading it
 // again is worthwhile.
 //
-// The package reads the host and changes nothing. It does not know what a container is due (package
-// policy), nor how that is enforced (feature/...). Package agent runs the Set; other packages only
-// use its Containers.
+// The package reads the host and changes nothing. Package policy decides what applies to a
+// container, and feature/... enforces it. Package agent runs the Set; other packages only use its
+// Containers.
 package discover
 
 import (
@@ -38,7 +38,7 @@ const (
 	maxRecords    = 16384                // of one source
 	maxName       = 512                  // bytes
 	maxImageNames = 32
-	maxLeftOut    = 64 // labels of one container that are named when left out
+	maxLeftOut    = 64 // labels of one container that are named when dropped
 )
 
 // Config says where a [Set] looks. Zero fields get the defaults given here.
@@ -46,38 +46,38 @@ type Config struct {
 	Proc    string           // "/proc"
 	Cgroup  string           // cgroup.DefaultRoot
 	NetNS   string           // PROC/self/ns/net: a path to the host's network namespace
-	Refresh time.Duration    // 30 s: how often everything is looked at again without an event
+	Refresh time.Duration    // 30 s: interval at which everything is examined without an event
 	Keep    time.Duration    // 10 min: how long Lookup still finds an ended container
-	Links   int              // 4096: devices, and addresses, that one look at a network reads
-	Known   *Known           // from an earlier Set; nil: none
-	Pods    []PodSource      // what Kubernetes knows of pods
-	Monitor *netdev.Monitor  // shared with others; nil: none is
+	Links   int              // 4096: most devices, and most addresses, that one look at a network reads
+	Known   *Known           // of an earlier Set; nil: none
+	Pods    []PodSource      // what Kubernetes knows about pods
+	Monitor *netdev.Monitor  // shared with others; nil: no Monitor
 	Now     func() time.Time // time.Now
 
-	// Look calls look, and Watch run; nil: panics pass. Else a panic of look is its error, and after one of
-	// run, which told is told of, Watch calls it again. Container 0: one that a source has asked about.
+	// Look calls look, and turns its panic into an error; Container 0 is one that a source asked about.
+	// Watch calls run again after a panic, which it passes to told. Nil: panics are not recovered.
 	Look  func(id container.ID, look func() error) error
 	Watch func(ctx context.Context, source string, run func(context.Context) error, told func(error)) error
 
-	// Ready waits until a container, by its runtime's id, may start: nri. Nil: it may.
+	// Ready waits until a container, given by its runtime's id, may start: see nri. Nil: no wait.
 	Ready func(ctx context.Context, id string) error
 
 	Log *slog.Logger // slog.DiscardHandler
 }
 
-// Set joins the reports of several sources into one list of the containers that run on this host.
-// Its methods may be called from several goroutines.
+// Set joins the reports of several sources into one list of the containers on this host. Its
+// methods are safe for concurrent use.
 type Set struct {
 	cfg     Config
 	sources []Source
 
-	wake chan struct{}             // there may be something new; holds one
+	wake chan struct{}             // capacity 1: there may be news
 	busy atomic.Pointer[time.Time] // see Busy; nil: idle
 
 	mu      sync.Mutex
 	reports []reported         // by source
 	pods    []podsReported     // by cfg.Pods
-	inPods  map[recordKey]bool // the records of pods, in the last round
+	inPods  map[recordKey]bool // the records of pods in the last round
 	snap    Snapshot
 	changed chan struct{}
 	byID    map[container.ID]container.Container
@@ -88,17 +88,17 @@ type Set struct {
 type Snapshot struct {
 	Containers []container.Container // in order of ID
 
-	// Complete: every source has listed its containers, and all were examined: a container that is
-	// not in Containers does not run.
+	// Complete means that every source has listed its containers, and all were examined. Then a
+	// container that is not in Containers does not run.
 	Complete bool
 	Sources  []SourceStatus
 
 	Known *Known // replaced when it changes; nil if there were no Containers yet
 }
 
-// Known is what runtimes have reported of the running containers. Given to a new Set in the same
-// boot, it counts until its runtime gives another list, or answers about a container, for as long
-// as the container's process lives.
+// Known is what runtimes have reported about running containers. A new Set of the same boot uses it
+// until the runtime lists its containers or answers about one, for as long as the container's
+// process lives.
 type Known struct {
 	Records map[string][]Record `json:"records"`        // by source
 	Pods    map[string][]Pod    `json:"pods,omitempty"` // by source of pods
@@ -107,12 +107,12 @@ type Known struct {
 // SourceStatus is the state of one source.
 type SourceStatus struct {
 	Name    string
-	Listed  bool      // at least one list was given, or by a PodSource any report
-	Records int       // in the list that counts
-	Partial bool      // of that list: see Report
+	Listed  bool      // it has published a list, or as a PodSource any report
+	Records int       // in the current list
+	Partial bool      // of the current list: see Report
 	Absent  bool      // see Report
 	Pods    bool      // it is a PodSource: Records are the pods that it knows
-	Err     error     // why that list may be out of date, or incomplete; nil if it is neither
+	Err     error     // why the current list may be outdated or incomplete; nil: it is neither
 	Since   time.Time // when Err came or went
 }
 
@@ -128,8 +128,8 @@ type tombstone struct {
 	until     time.Time
 }
 
-// NewSet makes a Set that listens to the given sources once it is run. If two of them know the same
-// cgroup, the earlier one counts: CgroupTree comes last.
+// NewSet makes a Set that reads the given sources once it runs. If several sources report the same
+// cgroup, the first counts, so CgroupTree comes last.
 func NewSet(cfg Config, sources ...Source) *Set {
 	cfg.Proc = cmp.Or(cfg.Proc, "/proc")
 	cfg.Cgroup = cmp.Or(cfg.Cgroup, cgroup.DefaultRoot)
@@ -177,7 +177,7 @@ func NewSet(cfg Config, sources ...Source) *Set {
 	return s
 }
 
-// Run keeps the Set until ctx ends, which is not an error. It is called once. The error matches
+// Run maintains the Set until ctx ends, which is not an error. It is called once. The error matches
 // [cgroup.ErrNone] if the host has no cgroup v2 tree.
 func (s *Set) Run(ctx context.Context) error {
 	layout, err := cgroup.Detect(s.cfg.Proc, s.cfg.Cgroup)
@@ -200,7 +200,7 @@ func (s *Set) Run(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			// One source that gives up must not end the others.
+			// One source that gives up must not stop the others.
 			s.cfg.Log.Error(what+" ended", "source", name, "err", err)
 			fail(cmp.Or(err, errors.New("source ended")))
 			return nil
@@ -260,8 +260,8 @@ func (s *Set) loop(ctx context.Context, r *rounds) {
 	}
 }
 
-// Busy returns when the Set began to look at the host, if it is still busy; else the zero time. A
-// look takes milliseconds: a Set that is busy for long hangs, and its Snapshot ages.
+// Busy returns when the Set began to look at the host; the zero time if it is idle. A look takes
+// milliseconds. A Set that stays busy hangs, and its Snapshot ages.
 func (s *Set) Busy() time.Time {
 	if began := s.busy.Load(); began != nil {
 		return *began
@@ -303,7 +303,7 @@ func (s *Set) report(i int, rep Report) {
 	s.poke()
 }
 
-// take returns the last report of each source, with what is known of pods.
+// take returns the last report of each source, with the pods' data added.
 func (s *Set) take() []reported {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -312,8 +312,8 @@ func (s *Set) take() []reported {
 	return reports
 }
 
-// statuses returns those of the sources, with these reports, and of the sources of pods. The caller
-// holds s.mu, if the Set runs.
+// statuses returns the status of each source, with these reports, and of each PodSource. If the Set
+// runs, the caller holds s.mu.
 func (s *Set) statuses(reports []reported) []SourceStatus {
 	var list []SourceStatus
 	for _, r := range reports {
@@ -325,7 +325,7 @@ func (s *Set) statuses(reports []reported) []SourceStatus {
 	return list
 }
 
-// publish makes the result of a round over reports visible, if it contains anything new.
+// publish replaces the Snapshot by the result of a round over reports, if that is different.
 func (s *Set) publish(r *rounds, reports []reported) {
 	now := s.cfg.Now()
 	s.mu.Lock()
@@ -351,7 +351,7 @@ func (s *Set) publish(r *rounds, reports []reported) {
 		delete(s.ended, id)
 	}
 	alike := slices.EqualFunc(next.Sources, s.snap.Sources, func(a, b SourceStatus) bool {
-		a.Records = b.Records // of one that comes and goes there are more news
+		a.Records = b.Records // a source whose number changes all the time is no news
 		return reflect.DeepEqual(a, b)
 	})
 	news := !sameContainers || next.Complete != s.snap.Complete || !alike
@@ -384,7 +384,7 @@ func (s *Set) bury(c container.Container, now time.Time) {
 	s.ended[c.ID] = tombstone{c, now.Add(s.cfg.Keep)}
 }
 
-// Snapshot returns what is known now. The caller must not change it.
+// Snapshot returns the current state. The caller must not change it.
 func (s *Set) Snapshot() Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -394,15 +394,15 @@ func (s *Set) Snapshot() Snapshot {
 // Running returns the containers of the Snapshot. The caller must not change them.
 func (s *Set) Running() []container.Container { return s.Snapshot().Containers }
 
-// Changed returns a channel that is closed when the Snapshot is next replaced by one that differs in
-// more than numbers of records. To miss nothing, call it before Snapshot.
+// Changed returns a channel that is closed when the next Snapshot differs in more than numbers of
+// records. To miss nothing, call it before Snapshot.
 func (s *Set) Changed() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.changed
 }
 
-// Lookup finds a container that runs, or that ended not long ago; the latter has PID 0.
+// Lookup finds a container that runs or has ended recently; an ended one has PID 0.
 func (s *Set) Lookup(id container.ID) (container.Container, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

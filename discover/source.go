@@ -19,10 +19,10 @@ import (
 type Source interface {
 	// Name is the Source field of its containers.
 	Name() string
-	// Run watches until ctx ends. It calls publish with the whole list, once as soon as it is known
-	// and again whenever it has changed. It re-lists now and then, because events get lost, and
-	// reconnects itself. A panic of a goroutine that it starts is an error with a *netdev.Panic: of Run, or
-	// of the Report, if it is about one container.
+	// Run watches until ctx ends. It calls publish with the whole list, first as soon as it is
+	// known, and again whenever it has changed. It re-lists now and then, because events get lost,
+	// and reconnects by itself. If a goroutine that it starts panics, the error of Run is a
+	// *netdev.Panic, or that of the Report if it concerns one container.
 	Run(ctx context.Context, publish func(Report)) error
 }
 
@@ -30,28 +30,28 @@ type Source interface {
 type Report struct {
 	Records []Record
 
-	// Created are containers that the runtime has not started, without PID. A Set finds the first process
-	// of one when the runtime makes it, by its cgroup: before the program of the container runs.
+	// Created are containers that the runtime has not started yet, without PID. A Set finds the
+	// first process of each by its cgroup, before the container's program runs.
 	Created []Record
 
 	// Err is why the source cannot report more. Unless the Report is Partial, the list is unknown
 	// at present, and the Set keeps the last one.
 	Err error
 
-	// Partial: containers of this runtime may run that are not in Records: the runtime is not there
-	// to report them, or has not yet answered about some in its list. The Set keeps what it knew of
-	// these.
+	// Partial means that containers of this runtime may run which are not in Records: the runtime
+	// is not there to report them, or has not yet answered about some in its list. The Set keeps
+	// its earlier records of these.
 	Partial bool
 
-	// Absent: Partial is set because this host has, as far as is known, no such runtime.
+	// Absent means that Partial is set because this host seems to have no such runtime.
 	Absent bool
 }
 
-// Record is a runtime's knowledge of one container. The Set finds the rest from PID (or, if that is
-// 0, from CgroupV2): the cgroups, the network namespace and the interfaces.
+// Record is what a runtime reports about one container. The Set finds the cgroups, the network
+// namespace and the interfaces from PID, or from CgroupV2 if PID is 0.
 type Record struct {
 	PID       int
-	Start     uint64 `json:",omitempty"` // when PID was started, as in proc; 0: it is known to live
+	Start     uint64 `json:",omitempty"` // when the process started, as in proc; 0: it is known to be alive
 	CgroupV2  string `json:",omitempty"` // absolute path; only if the source knows no PID
 	Name      string
 	RuntimeID string
@@ -63,28 +63,28 @@ type Record struct {
 	ImageLabels map[string]string `json:",omitempty"` // see Container
 	ImageNames  []string          `json:",omitempty"` // see Container
 	PodUID      string            `json:",omitempty"`
-	PodCgroup   string            `json:",omitempty"` // name of the directory that the CRI made for the pod alone, or ""
+	PodCgroup   string            `json:",omitempty"` // name of the directory that the CRI made for this pod alone, or ""
 
 	LeftOut map[string]int `json:",omitempty"` // see Container; the Set fills it in
 
 	Annotations map[string]bool `json:",omitempty"` // see Container
 
-	Networks int `json:",omitempty"` // that the runtime gives it before it starts; 0: not known
+	Networks int `json:",omitempty"` // that the runtime sets up before the start; 0: unknown
 
-	// Requests and PodRequests are from the sources of pods, see Container.
+	// Requests and PodRequests come from the sources of pods, see Container.
 	Requests    map[string]uint64 `json:"-"`
 	PodRequests map[string]uint64 `json:"-"`
 
-	// Unread: the labels of the image, and then all of the container's count as the image's, its
-	// names, or the pod could not be read.
+	// Unread means that the pod, or the image's names or labels, could not be read. Without the
+	// labels, all of the container's count as the image's.
 	Unread bool `json:",omitempty"`
 
-	// Sandbox: it only holds the namespaces of a pod. The runtime knows its cgroup, and it is no
-	// container of its own.
+	// Sandbox means that it only holds the namespaces of a pod. The runtime knows its cgroup, and
+	// it does not count as a container.
 	Sandbox bool `json:",omitempty"`
 }
 
-// contained calls fn. A panic of fn is its error, for the goroutine that gets it.
+// contained calls fn in a goroutine that must not panic: it turns a panic into an error.
 func contained(fn func() error) (err error) {
 	defer func() {
 		if value := recover(); value != nil {
@@ -98,8 +98,8 @@ func contained(fn func() error) (err error) {
 	return fn()
 }
 
-// joined adds to a partial list the earlier knowledge of running containers that it lacks, in whole
-// or in part.
+// joined completes a partial list with the earlier records of running containers that it lacks,
+// wholly or in part.
 func joined(said, known []Record) []Record {
 	at := make(map[int]int, len(said)) // by PID
 	for i, rec := range said {
@@ -108,7 +108,7 @@ func joined(said, known []Record) []Record {
 	for _, old := range known {
 		i, again := at[old.PID]
 		switch {
-		case old.PID == 0: // of the cgroup tree, which leaves out what it has no room for
+		case old.PID == 0: // from the cgroup tree, which omits what it has no room for
 		case again && said[i].RuntimeID == old.RuntimeID && said[i].Unread:
 			said[i] = old
 		case !again && len(said) < maxRecords && !errors.Is(unix.Kill(old.PID, 0), unix.ESRCH):
@@ -118,7 +118,7 @@ func joined(said, known []Record) []Record {
 	return said
 }
 
-// boundedAll is bounded of each, up to the limit of a source.
+// boundedAll applies bounded to the records, up to the limit of one source.
 func boundedAll(records []Record) []Record {
 	list := make([]Record, min(len(records), maxRecords))
 	for i := range list {
@@ -127,18 +127,18 @@ func boundedAll(records []Record) []Record {
 	return list
 }
 
-// bounded limits the size of what users can write. It leaves out a label that is too long, because
-// a part of it would be another label; it keeps only its name, for policy to report.
+// bounded limits the size of what users can write. It drops a label that is too long, because a
+// truncated label would be a different one. It keeps the label's name, for policy to report.
 func bounded(rec Record) Record {
 	for _, s := range []*string{&rec.Name, &rec.RuntimeID, &rec.Image, &rec.Pod, &rec.Namespace} {
 		if len(*s) > maxName {
 			*s = strings.ToValidUTF8((*s)[:maxName], "")
 		}
 	}
-	// A part of a name would be another.
+	// A truncated name would be a different one.
 	rec.ImageNames = slices.DeleteFunc(slices.Clone(rec.ImageNames), func(name string) bool { return len(name) > maxName })
 	rec.ImageNames = rec.ImageNames[:min(len(rec.ImageNames), maxImageNames)]
-	// Each by itself, so that an image cannot crowd out the operator's labels.
+	// Each map has its own bound, so that an image cannot crowd out the operator's labels.
 	for _, labels := range []*map[string]string{&rec.Labels, &rec.ImageLabels} {
 		var leftOut map[string]int
 		if *labels, leftOut = boundedLabels(*labels); len(leftOut) > 0 {

@@ -11,12 +11,12 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// gone are the errors for an object that does not exist.
+// gone lists the errors for an object that does not exist.
 var gone = []error{journal.ErrGone, netdev.ErrNoLink, netdev.ErrNoNS, fs.ErrNotExist, unix.ENODEV, unix.ENXIO, unix.ESRCH}
 
-// Gone reports whether an error says of all that it is about that it does not exist. A container
-// that ends takes its devices, namespaces, cgroups and threads along at any moment, so this is an
-// ordinary answer about one that is just ending.
+// Gone reports whether an error means only that objects do not exist. A container that ends takes
+// its devices, namespaces, cgroups and threads along at any moment, so this is an ordinary answer
+// about one that is just ending.
 func Gone(err error) bool {
 	switch e := err.(type) {
 	case nil:

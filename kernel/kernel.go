@@ -1,6 +1,6 @@
 // Package kernel names the directories in which fairlead finds the host's state, and opens the
-// knobs that journal entries refer to. It changes nothing of the host itself; the packages
-// below it do. Package agent and `fairlead restore` use it.
+// knobs that journal entries refer to. It does not change the host itself; the packages below it
+// do. Package agent and `fairlead restore` use it.
 package kernel
 
 import (
@@ -15,25 +15,25 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// Roots are the mount points through which fairlead sees the host, and its eyes on the network. Tests
-// put temporary directories there.
+// Roots are the mount points through which fairlead sees the host, and its Monitor of the network.
+// Tests use temporary directories.
 type Roots struct {
 	Proc   string
 	Sys    string
 	Cgroup string // the directory above all hierarchies
 	BPFFS  string
 
-	Monitor *netdev.Monitor // of network namespaces, for all who share these Roots; nil: each for itself
+	Monitor *netdev.Monitor // of network namespaces, shared by all users of these Roots; nil: none is shared
 }
 
-// Default returns the mount points of an ordinary host, with a Monitor of their own.
+// Default returns the mount points of an ordinary host, with a new Monitor.
 func Default() Roots {
 	return Roots{Proc: "/proc", Sys: "/sys", Cgroup: cgroup.DefaultRoot, BPFFS: "/sys/fs/bpf", Monitor: netdev.NewMonitor()}
 }
 
 // Opener returns a function that opens any knob of fairlead, by the Kind of its Ref. It lists the
-// host's namespaces once, on first use, and treats namespaces that appear later as gone. So use it
-// for one Restore, or for one list of entries. Only this function knows all kinds of knobs.
+// host's namespaces once, on first use, and treats namespaces that appear later as gone, so use it
+// for one Restore or one list of entries. Only this function knows all kinds of knobs.
 func Opener(r Roots) journal.Opener {
 	// The mounts of the hierarchies do not change while this process runs.
 	layout := sync.OnceValues(func() (cgroup.Layout, error) { return cgroup.Detect(r.Proc, r.Cgroup) })

@@ -14,10 +14,10 @@ import (
 // StateFile keeps an object for the next agent, as JSON. It belongs to one agent at a time.
 type StateFile struct {
 	Path    string // "": nothing is kept
-	Most    int    // bytes
-	Durable bool   // it is whole after a crash of the host
-	// Proc is where proc is mounted, for what counts for one boot only, as the ids of containers and
-	// processes do; "": it counts for any.
+	Most    int    // limit in bytes
+	Durable bool   // it survives a crash of the host
+	// Proc is where proc is mounted. It marks an object as valid for one boot only, as the ids of
+	// containers and processes are; "": the object is valid for any boot.
 	Proc string
 }
 

@@ -20,10 +20,10 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// Tidy removes the cgroups that containers left behind because a kernel thread of ours was in them
-// when they ended: a runtime gives up on a cgroup that is not empty, runc within a fifth of a
-// second. This happens to containers that end while no agent runs, or while it is busy. out lists
-// the threads that have been moved since. A cgroup in use stays.
+// Tidy removes the cgroups that containers left behind because one of our kernel threads was in
+// them when they ended. A runtime gives up on a cgroup that is not empty; runc does so within 200
+// ms. This happens to containers that end while no agent runs, or while it is busy. out lists the
+// threads that were moved since. A cgroup in use stays.
 func Tidy(r Roots, out []journal.Outcome) error {
 	var layout cgroup.Layout
 	var errs []error
@@ -48,19 +48,19 @@ func Tidy(r Roots, out []journal.Outcome) error {
 	return errors.Join(errs...)
 }
 
-// lost is a knob that an earlier agent has turned, with an entry that was lost.
+// lost is a knob that an earlier agent turned, and whose entry was lost.
 type lost struct {
 	journal.Knob
-	before string // a guess: what it mostly was
+	before string // the most likely value; the real one is unknown
 }
 
-// Unmarked tells the journal that the present value is ours.
+// Unmarked tells the journal that the current value is ours.
 func (l lost) Unmarked(string) (before string, ours bool) { return l.before, true }
 
-// Reclaim makes the lost entries anew of what carries fairlead's mark in the network namespace of this
-// process: root qdiscs, their sysctl, IFBs and filters for one feature, the threads that poll for all containers,
-// with their group and devices, for another. Both keep what they still want. The caller must know that no
-// agent works there.
+// Reclaim recreates the lost entries of objects that carry fairlead's mark in this process's
+// network namespace. For feature shaper these are root qdiscs, their sysctl, IFBs and filters; for
+// poller, the threads that poll for all containers, with their group and devices. Both keep what
+// they still want. The caller ensures that no other agent works there.
 func Reclaim(r Roots, j *journal.Journal, shaper, poller string) error {
 	ns, err := netdev.Open(filepath.Join(r.Proc, "self/ns/net"))
 	if err != nil {
@@ -83,14 +83,14 @@ func Reclaim(r Roots, j *journal.Journal, shaper, poller string) error {
 	}
 	shaped := false
 	for _, l := range links {
-		for _, sum := range []bool{false, true} { // before the root that leads there, which goes first
+		for _, sum := range []bool{false, true} { // before the root that redirects to it, because the root goes first
 			if named[netdev.IFBName(l.Index, sum)] {
 				reclaim(shaper, ns.IFB(l.Index, sum), netdev.NoDevice, netdev.OurIFB)
 			}
 		}
 		root := reclaim(shaper, qdisc.Root(ns, l.Index), qdisc.Default, qdisc.Ours(qdisc.KindHTB), qdisc.Ours(qdisc.KindHFSC))
 		shaped = shaped || root
-		filters, _ := qdisc.Marked(ns, l.Index) // as above: what cannot be read is left alone
+		filters, _ := qdisc.Marked(ns, l.Index) // as above: what cannot be read stays
 		for k, before := range filters {
 			if value, err := k.Read(); err == nil {
 				reclaim(shaper, k, before, value)
@@ -102,7 +102,7 @@ func Reclaim(r Roots, j *journal.Journal, shaper, poller string) error {
 	}
 	layout, err := cgroup.Detect(r.Proc, r.Cgroup)
 	napis, nerr := ns.NAPIs(0)
-	if err != nil || nerr != nil { // there are no groups, or threads are not known (before 6.7)
+	if err != nil || nerr != nil { // no groups, or threads are unknown (before 6.7)
 		return errors.Join(errs...)
 	}
 	group := UplinkGroup(layout, ns.Inode())
@@ -121,19 +121,19 @@ func Reclaim(r Roots, j *journal.Journal, shaper, poller string) error {
 	return errors.Join(errs...)
 }
 
-// UplinkGroup is the cgroup of the threads that poll for all containers in a network namespace: several
-// agents may run on one machine, each in its own.
+// UplinkGroup is the cgroup of the threads that poll for all containers in a network namespace.
+// Several agents may run on one machine, each in another namespace.
 func UplinkGroup(l cgroup.Layout, netns uint64) string {
 	return filepath.Join(l.CPU, "fairlead-uplink-"+strconv.FormatUint(netns, 10))
 }
 
-// ofRuntime matches the name of a cgroup that a runtime makes for a container, and removes with it.
-// Others may be kept, empty, for the next process.
+// ofRuntime matches the name of a cgroup that a runtime makes for a container and removes with it.
+// Other cgroups may be kept, empty, for the next process.
 var ofRuntime = regexp.MustCompile(`[0-9a-f]{64}`)
 
-// abandoned returns the cgroups that a thread of ours may have kept from being removed: the one that
-// it was put into, and on v2, where that is a child that we made, the container's. There are none if
-// the container is known to live.
+// abandoned returns the cgroups that one of our threads may have kept from removal: the cgroup that
+// the thread was put into, and on v2, where that is a child that we made, the container's. It
+// returns none if the container is known to be alive.
 func abandoned(l cgroup.Layout, e journal.Entry) []string {
 	if filepath.Clean(e.Wrote) != e.Wrote {
 		return nil

@@ -20,20 +20,20 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// maxBlocks is the most blocks that are looked at in one file.
+// maxBlocks bounds the blocks that are read of one file.
 const maxBlocks = 1 << 20
 
-// Reader reads a recording: the ring of an agent, also while that writes it, or one file. It keeps
-// nothing open between calls, and has no state: several goroutines may use it. A nil Reader has no
-// frames.
+// Reader reads a recording: the ring of an agent, even while the agent writes it, or one file. It
+// keeps no file open between calls, has no state, and is safe for concurrent use. A nil Reader has
+// no frames.
 type Reader struct {
 	path string
 	ring bool
 }
 
 // Open returns a reader of a recording: a folder with a ring, or one file. The error wraps
-// fs.ErrNotExist if there is none, fs.ErrPermission if the caller may not read it, and ErrFormat if a
-// file is something else.
+// fs.ErrNotExist if there is none, fs.ErrPermission if the caller may not read it, and ErrFormat if
+// the file is no recording.
 func Open(path string) (*Reader, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -54,17 +54,17 @@ func Open(path string) (*Reader, error) {
 	return r, nil
 }
 
-// Stat is what there is of a recording.
+// Stat describes a recording.
 type Stat struct {
 	First   time.Time `json:"first,omitzero"` // of the first frame, as recorded; zero without frames
 	Last    time.Time `json:"last,omitzero"`
 	Frames  int       `json:"frames"`
 	Files   int       `json:"files"`
 	Bytes   int64     `json:"bytes"`
-	Damaged int       `json:"damaged_files,omitempty"` // files with a damaged part, beside a last frame that was not completed
+	Damaged int       `json:"damaged_files,omitempty"` // files with a damaged part, other than an incomplete last frame
 }
 
-// Stat returns what there is. It reads no frame, and so does not notice all damage.
+// Stat describes the recording. It reads no frames, so it does not notice all damage.
 func (r *Reader) Stat() (Stat, error) {
 	var s Stat
 	for f, err := range r.files(false) {
@@ -86,8 +86,8 @@ func (r *Reader) Stat() (Stat, error) {
 	return s, nil
 }
 
-// Span returns when the first frame and the last were taken; zero times without frames, or if the
-// recording cannot be read.
+// Span returns when the first frame and the last were taken; zero times if there are no frames, or
+// the recording is unreadable.
 func (r *Reader) Span() (first, last time.Time) {
 	ends := func(backward bool) (t time.Time) {
 		for f, err := range r.files(backward) {
@@ -106,13 +106,13 @@ func (r *Reader) Span() (first, last time.Time) {
 	return ends(false), ends(true)
 }
 
-// Frames yields the frames that were taken from one time to another, both inclusive, in the order in
-// which they were recorded; a zero time is no bound. It passes over those that follow another by less
-// than every, which costs little. Where the clock of the host was set back, later
-// frames have earlier times. A last frame that was not completed is left out.
+// Frames yields the frames taken from one time to another, both inclusive, in the order in which
+// they were recorded. A zero time is no bound. Frames skips those that follow another by less than
+// every, which costs little. If the host's clock was set back, later frames have earlier times. An
+// incomplete last frame is left out.
 //
-// Where a part of the recording is damaged, Frames yields an error that wraps ErrDamaged, and goes on
-// behind it. After another error it ends, and so it does with the error of ctx when that has ended.
+// At a damaged part of the recording, Frames yields an error that wraps ErrDamaged, and continues
+// after it. It ends after any other error, and when ctx ends, with the error of ctx.
 func (r *Reader) Frames(ctx context.Context, from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error] {
 	return func(yield func(api.Frame, error) bool) {
 		z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
@@ -143,7 +143,7 @@ func (r *Reader) Frames(ctx context.Context, from, to time.Time, every time.Dura
 	}
 }
 
-// files yields the files with their blocks, open until the next one, oldest first or newest first.
+// files yields the files with their blocks, oldest or newest first. Each is open until the next.
 func (r *Reader) files(backward bool) iter.Seq2[*file, error] {
 	return func(yield func(*file, error) bool) {
 		if r == nil {
@@ -163,7 +163,7 @@ func (r *Reader) files(backward bool) iter.Seq2[*file, error] {
 		for _, path := range paths {
 			f, err := openFile(path)
 			if r.ring && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrFormat)) {
-				continue // the writer has removed it, or was killed when it had just made it
+				continue // the writer removed it, or was killed just after it made the file
 			}
 			if err == nil {
 				err = f.readBlocks()
@@ -201,10 +201,10 @@ type file struct {
 	*os.File
 	size    int64
 	blocks  []block
-	damaged bool // behind the blocks
+	damaged bool // after the blocks
 }
 
-// openFile opens a file whose first line is that of a recording.
+// openFile opens a file and checks that its first line is that of a recording.
 func openFile(path string) (*file, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -247,10 +247,10 @@ func (f *file) readBlocks() error {
 	return nil
 }
 
-// maxMemory bounds what one frame of a recording may take in memory, beside its text.
+// maxMemory bounds the memory of one decoded frame, without its text.
 const maxMemory = 64 << 20
 
-// elementSize is what an element of a list takes at most.
+// elementSize is the most memory that an element of a list takes.
 const elementSize = 512
 
 // reading is the state of Frames.
@@ -259,19 +259,19 @@ type reading struct {
 	last  time.Time // of a frame that was yielded
 
 	z       *zstd.Decoder
-	stream  bytes.Buffer // of z, as far as it was read
+	stream  bytes.Buffer // the decoder's input so far
 	payload []byte
 	raw     []byte
 }
 
-// frames yields the frames of one file that are within. It returns false once yield does.
+// frames yields the frames of one file that within accepts. It returns false if yield does.
 func (d *reading) frames(f *file, within func(block) bool, yield func(api.Frame, error) bool) bool {
 	first := slices.IndexFunc(f.blocks, within)
 	last := len(f.blocks) - 1
 	for last >= 0 && !within(f.blocks[last]) {
 		last--
 	}
-	start := 0 // of the stream with the first
+	start := 0 // of the stream that has the first frame
 	for i := range first + 1 {
 		if f.blocks[i].kind == blockKey {
 			start = i
@@ -293,7 +293,7 @@ func (d *reading) frames(f *file, within func(block) bool, yield func(api.Frame,
 		switch {
 		case errors.Is(err, ErrDamaged):
 			if i == len(f.blocks)-1 && !f.damaged {
-				return true // not completed
+				return true // incomplete
 			}
 			if !yield(api.Frame{}, fmt.Errorf("%s: at byte %d: %w", f.Name(), b.at, err)) {
 				return false
@@ -308,18 +308,18 @@ func (d *reading) frames(f *file, within func(block) bool, yield func(api.Frame,
 			}
 		}
 	}
-	if f.damaged && (first < 0 || last == len(f.blocks)-1) { // what is wanted may be behind
+	if f.damaged && (first < 0 || last == len(f.blocks)-1) { // wanted frames may follow the damage
 		return yield(api.Frame{}, fmt.Errorf("%s: %w", f.Name(), ErrDamaged))
 	}
 	return true
 }
 
-// near reports whether a frame follows the one before by less than every. It may be of an earlier time.
+// near reports whether a frame follows the previous one by less than every. Its time may be earlier.
 func (d *reading) near(t time.Time) bool {
 	return !d.last.IsZero() && !t.Before(d.last) && t.Sub(d.last) < d.every
 }
 
-// block reads the text of one block, which goes on with the stream of the one before it.
+// block reads the text of one block, which continues the stream of the previous block.
 func (d *reading) block(f *file, b block) error {
 	d.payload = slices.Grow(d.payload[:0], headSize+b.size)[:headSize+b.size]
 	if _, err := f.ReadAt(d.payload, b.at-headSize); errors.Is(err, io.EOF) {
@@ -335,7 +335,7 @@ func (d *reading) block(f *file, b block) error {
 	}
 	d.stream.Write(d.payload[headSize:])
 	if b.kind == blockKey {
-		// Without its other methods, for which the decoder would read all at once.
+		// Hide the other methods: with them, the decoder would read everything at once.
 		if err := d.z.Reset(struct{ io.Reader }{&d.stream}); err != nil {
 			return fmt.Errorf("%w: %w", ErrDamaged, err)
 		}
@@ -347,7 +347,7 @@ func (d *reading) block(f *file, b block) error {
 	return nil
 }
 
-// parseFrame returns a frame by its text, which may be anybody's.
+// parseFrame parses the text of a frame, which is untrusted.
 func parseFrame(text []byte) (f api.Frame, err error) {
 	const most = maxMemory / elementSize
 	if n := bytes.Count(text, []byte("{")) + bytes.Count(text, []byte("null")); n > most {

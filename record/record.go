@@ -1,14 +1,14 @@
-// Package record keeps what an agent has reported: a ring of files on disk with one frame every few
-// seconds, bounded in size and age. It writes the ring, reads it while it is written, and copies a
-// part of it into one file that can be sent, with or without names. It does not make frames, and does
-// not say what they mean; package api does.
+// Package record stores the reports of an agent: a ring of files on disk with one frame every few
+// seconds, bounded in size and age. It writes the ring, reads it even while it is written, and
+// copies a part into one file to send, with or without names. It neither makes nor interprets
+// frames; package api does.
 //
 // The agent has the only [Writer]. The verbs record and report, and the views, use a [Reader].
 //
-// A file is a line with its format, and a block for each frame: its JSON, as a part of a stream of
-// zstd. The window of the stream holds the frame before, so what has not changed takes next to nothing.
-// A stream begins with the file, and anew every keyEvery frames. Each block has a checksum, so that the
-// last one of a writer that was killed is recognised.
+// A file is a line with its format, and a block for each frame: its JSON, as a part of a zstd
+// stream. The stream's window holds the previous frame, so unchanged parts take almost no space.
+// Each file starts a stream, and a new stream follows every keyEvery frames. Each block has a
+// checksum, by which a reader recognises the incomplete last block of a killed writer.
 package record
 
 import (
@@ -29,25 +29,24 @@ var (
 	// ErrDamaged means that a part of a recording cannot be read.
 	ErrDamaged = errors.New("the recording is damaged")
 
-	// ErrFormat means that a file is no recording, or one of a format that this version does not
-	// know.
+	// ErrFormat means that a file is no recording, or has a format that this version does not know.
 	ErrFormat = errors.New("not a recording that this version can read")
 )
 
 // magic is the first line of a file.
 const magic = "fairlead recording 2\n"
 
-// The kinds of a block.
+// The kinds of blocks.
 const (
-	blockKey  = 'k' // a frame that begins a stream
-	blockNext = 'n' // a frame that goes on with it
+	blockKey  = 'k' // a frame that starts a stream
+	blockNext = 'n' // a frame that continues it
 )
 
-// keyEvery is the number of frames in a stream, so that a reader of a part does not read all, and
-// damage does not spread far.
+// keyEvery is the number of frames in a stream. It bounds what a reader of a part must read, and
+// how far damage spreads.
 const keyEvery = 256
 
-// The bounds of a block. A frame of 60 busy containers has 250 kB, and a twelfth of that in a stream.
+// The bounds of a block. A frame of 60 busy containers takes 250 kB, and a twelfth of that in a stream.
 const (
 	maxRaw     = 16 << 20
 	maxPayload = maxRaw
@@ -66,7 +65,7 @@ const headSize = 24
 
 const mark = "flr"
 
-// block is the head of a block.
+// block is the parsed head of a block.
 type block struct {
 	at    int64 // offset of the payload
 	size  int   // of the payload
@@ -80,7 +79,7 @@ func (b block) time() time.Time { return time.Unix(0, b.taken).UTC() }
 
 func (b block) end() int64 { return b.at + int64(b.size) }
 
-// putHead writes the head of a block with a payload behind it.
+// putHead writes the head of a block that already contains its payload.
 func putHead(block []byte, kind byte, taken int64, raw int) {
 	binary.LittleEndian.PutUint32(block[0:], uint32(len(block)-headSize))
 	block[8] = kind
@@ -90,7 +89,7 @@ func putHead(block []byte, kind byte, taken int64, raw int) {
 	binary.LittleEndian.PutUint32(block[4:], crc32.Checksum(block[8:], crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// parseHead returns the head of the block at an offset. ok is false if it is none.
+// parseHead parses the head of the block at an offset. ok is false if it is none.
 func parseHead(head []byte, at int64) (b block, ok bool) {
 	b = block{
 		at:   at + headSize,
@@ -102,16 +101,16 @@ func parseHead(head []byte, at int64) (b block, ok bool) {
 	return b, known && string(head[9:12]) == mark && b.size <= maxPayload && b.raw <= maxRaw
 }
 
-// blocks makes blocks of frames.
+// blocks encodes frames as blocks.
 type blocks struct {
-	stream *zstd.Encoder // nil: the next frame begins one
+	stream *zstd.Encoder // nil: the next frame starts one
 	frames int           // in the stream
 	raw    bytes.Buffer
 	out    bytes.Buffer
 }
 
-// frame returns the bytes of a frame in a file, which are valid until the next call. With begin it is
-// the start of a file. After an error the next one must be.
+// frame returns the bytes of a frame in a file, which are valid until the next call. With begin,
+// they start a file. After an error, the next call must set begin.
 func (b *blocks) frame(f api.Frame, begin bool) ([]byte, error) {
 	b.raw.Reset()
 	b.out.Reset()
@@ -146,19 +145,19 @@ func (b *blocks) frame(f api.Frame, begin bool) ([]byte, error) {
 	return b.out.Bytes(), nil
 }
 
-// restart begins a stream with the frame in raw.
+// restart starts a stream with the frame in raw.
 func (b *blocks) restart() (err error) {
 	window := minWindow
 	for window < maxWindow && window < 2*b.raw.Len() {
 		window *= 2
 	}
-	// One goroutine, and no more memory than two frames need.
+	// Use one goroutine, and no more memory than two frames need.
 	b.stream, err = zstd.NewWriter(&b.out, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest),
 		zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(window), zstd.WithEncoderCRC(false))
 	return err
 }
 
-// nanoseconds returns t since 1970, and 0 for years that the unit does not reach.
+// nanoseconds returns t since 1970, or 0 for years that the unit does not cover.
 func nanoseconds(t time.Time) int64 {
 	if y := t.Year(); y < 1700 || y > 2250 {
 		return 0

@@ -24,29 +24,29 @@ const (
 	DefaultAge  = 7 * 24 * time.Hour
 )
 
-// minSize is the least size of a ring: room for two full frames of a large host.
+// minSize is the smallest ring: room for two full frames of a large host.
 const minSize = 1 << 20
 
 const (
 	files     = 32          // of a full ring
-	retryTime = time.Minute // between tries after an error
+	retryTime = time.Minute // between attempts after an error
 )
 
-// ErrBusy means that another writer has the folder.
+// ErrBusy means that another writer holds the folder.
 var ErrBusy = errors.New("another agent records there")
 
 // Config says where to record. Dir is required.
 type Config struct {
 	Dir   string        // the ring's own folder; made if it does not exist
-	Size  int64         // the most that the ring takes on disk, in bytes; 0: DefaultSize
-	Age   time.Duration // frames are removed when they are older, at most a sixteenth late; 0: DefaultAge
+	Size  int64         // maximum size of the ring on disk, in bytes; 0: DefaultSize
+	Age   time.Duration // frames older than this are removed, at most a sixteenth late; 0: DefaultAge
 	Group int           // the group that may read; 0: only root
 
 	Now     func() time.Time     // nil: time.Now
-	Elapsed func() time.Duration // monotonic, since any moment; nil: since New
+	Elapsed func() time.Duration // monotonic time since any moment; nil: since New
 }
 
-// Writer writes a ring of files. Its methods may be called from several goroutines.
+// Writer writes a ring of files. It is safe for concurrent use.
 type Writer struct {
 	cfg Config
 
@@ -56,10 +56,10 @@ type Writer struct {
 	old    []segment
 	number uint64 // of the last file
 	out    *os.File
-	now    segment       // that of out
+	now    segment       // the segment of out
 	begun  time.Duration // when out was made
-	broken error         // of the last try; nil: it was written
-	retry  time.Duration // when to try again
+	broken error         // error of the last attempt; nil: it succeeded
+	retry  time.Duration // time of the next attempt
 	stats  api.Recording
 }
 
@@ -67,10 +67,10 @@ type Writer struct {
 type segment struct {
 	path string
 	size int64
-	last time.Duration // when its last frame was taken, in the time of Elapsed
+	last time.Duration // when its last frame was taken, on the clock of Elapsed
 }
 
-// New returns a writer of a ring. It does not touch the disk: the first Write does.
+// New returns a writer of a ring. It does not access the disk before the first Write.
 func New(cfg Config) (*Writer, error) {
 	cfg.Size = cmp.Or(cfg.Size, DefaultSize)
 	cfg.Age = cmp.Or(cfg.Age, DefaultAge)
@@ -102,7 +102,7 @@ func (w *Writer) Write(f api.Frame) error {
 	return w.broken
 }
 
-// threadTime is the CPU time of the calling thread.
+// threadTime returns the CPU time of the calling thread.
 func threadTime() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
@@ -111,7 +111,7 @@ func threadTime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// write writes a frame, and adds the time that it takes.
+// write writes a frame, and adds the CPU time that it takes to the stats.
 func (w *Writer) write(f api.Frame) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -138,7 +138,7 @@ func (w *Writer) write(f api.Frame) error {
 		err = w.append(data, begin)
 	}
 	if err != nil {
-		w.finish() // the next frame cannot go on with the stream
+		w.finish() // the next frame cannot continue this stream
 		return fmt.Errorf("record in %s: %w", w.cfg.Dir, err)
 	}
 	w.now.last = now
@@ -159,7 +159,7 @@ func (w *Writer) append(data []byte, begin bool) error {
 			return err
 		}
 	}
-	// One call, so that a reader and a kill find a frame in whole, almost always.
+	// One call, so that readers and a kill almost always find a frame complete.
 	if _, err := w.out.Write(data); err != nil {
 		return errors.Join(err, w.out.Truncate(w.now.size))
 	}
@@ -167,7 +167,7 @@ func (w *Writer) append(data []byte, begin bool) error {
 	return nil
 }
 
-// open makes the folder and takes over what is there, once.
+// open makes the folder and takes over its files, once.
 func (w *Writer) open() (err error) {
 	if w.lock != nil {
 		return nil
@@ -216,8 +216,8 @@ func (w *Writer) open() (err error) {
 	return nil
 }
 
-// adopt returns a file of an earlier writer. Its age counts from when its last frame was taken, by
-// the clock as it is now. From then on time is monotonic: a step of the clock removes nothing.
+// adopt takes over a file of an earlier writer. Its age starts at the time of its last frame, on
+// the present wall clock. After that, time is monotonic: a step of the clock removes nothing.
 func (w *Writer) adopt(path string) (segment, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -228,7 +228,7 @@ func (w *Writer) adopt(path string) (segment, error) {
 		if f.readBlocks() == nil && len(f.blocks) > 0 {
 			last = f.blocks[len(f.blocks)-1].time()
 		}
-		err = w.share(f.File, 0o640) // the group may be another one now
+		err = w.share(f.File, 0o640) // the group may have changed
 		if f.Close(); err != nil {
 			return segment{}, err
 		}
@@ -248,7 +248,7 @@ func (w *Writer) begin() error {
 	return w.share(out, 0o640)
 }
 
-// share lets the group read, if there is one.
+// share gives the group read access, if there is a group.
 func (w *Writer) share(f *os.File, mode fs.FileMode) error {
 	if err := f.Chmod(mode); err != nil {
 		return err

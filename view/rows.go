@@ -13,12 +13,12 @@ import (
 // Row is a row of the table of containers: a container, or a pod above its containers.
 type Row struct {
 	api.OverviewRow
-	Members int  // of a pod: how many containers are below it; 0: the row is a container
+	Members int  // number of containers below a pod; 0: the row is a container
 	Below   bool // the row is below its pod
 }
 
-// Label is what the first column shows, safe to print: the name, or below its pod what is left
-// of the name.
+// Label returns the text of the first column, safe to print: the name, or below a pod the part of
+// the name that differs.
 func (r Row) Label() string {
 	if r.Members > 0 {
 		return ShowText(r.Namespace) + "/" + ShowText(r.Pod)
@@ -29,17 +29,17 @@ func (r Row) Label() string {
 	return Show(r.Name)
 }
 
-// Order is what a view shows of an overview, and in which order.
+// Order selects and orders the rows of an overview for a view.
 type Order struct {
 	Sort    string // key of a column; "" is BySlowed
 	Reverse bool
-	Filter  string // part of the name, the pod or the namespace, or of the name of a culprit, in any case; "": all
+	Filter  string // part of the name, pod or namespace, or of a culprit's name, in any case; "": all
 	Tree    bool   // containers below their pods
 }
 
-// Rows returns the rows of an overview in an order. Rows that are equal stay in the order of the
-// overview, the most slowed first, then by name. A pod has the sums of its containers, and is
-// slowed as much as the most slowed of them.
+// Rows returns the ordered rows of an overview. Equal rows keep the order of the overview: the most
+// slowed first, then by name. A pod has the sums of its containers, and the slowdown of the one
+// that is slowed most.
 func Rows(o api.Overview, by Order) []Row {
 	var rows []Row
 	for _, r := range o.Rows {
@@ -75,7 +75,7 @@ func (by Order) matches(r api.OverviewRow) bool {
 		slices.ContainsFunc(r.By, func(s api.Slowdown) bool { return has(s.Name) })
 }
 
-// tree puts rows, which are in order, below their pods, and the pods in order among the rest.
+// tree puts the ordered rows below their pods, and orders the pods among the other rows.
 func tree(rows []Row, order func([]Row)) []Row {
 	type pod struct{ namespace, name string }
 	members := make(map[pod][]Row)
@@ -112,8 +112,8 @@ func tree(rows []Row, order func([]Row)) []Row {
 	return out
 }
 
-// add adds a container to the row of its pod. Containers of a pod share a network, whose figures
-// are those of the pod in each of them where they are not counted apart; so the largest counts.
+// add adds a container to the row of its pod. Containers of a pod share a network. Where its figures
+// are not counted per container, each container has those of the pod, so the largest counts.
 func (r *Row) add(m api.OverviewRow) {
 	if m.Slowed > r.Slowed {
 		r.Slowed, r.By = m.Slowed, m.By
@@ -134,15 +134,14 @@ func (r *Row) add(m api.OverviewRow) {
 	}
 }
 
-// Action is what fairlead does or has done for a container, or to it for others.
+// Action is something that fairlead does or did for a container, or to it for others.
 type Action struct {
 	Since   time.Time
 	Feature string // safe to print; "" for a decision in place of policy
 	Text    string // safe to print
 }
 
-// Actions lists what a frame has on a container: decisions in place of policy, what is done about
-// its disks, and what has happened to its reservations, the latest first.
+// Actions lists a frame's decisions, actions on disks and events of a container, the latest first.
 func Actions(f api.Frame, id api.ID) []Action {
 	var list []Action
 	for _, c := range f.Containers {
@@ -162,7 +161,7 @@ func Actions(f api.Frame, id api.ID) []Action {
 	return list
 }
 
-// Age formats the time from t to now in one unit: "3 min"; "-" without a time.
+// Age formats the time from t to now in one unit: "3 min"; "-" if t is zero.
 func Age(t, now time.Time) string {
 	d := now.Sub(t)
 	switch {
@@ -178,23 +177,23 @@ func Age(t, now time.Time) string {
 	return fmt.Sprintf("%d days", int(d.Hours()/24))
 }
 
-// Column is one column of the table of containers, in every view.
+// Column is one column of the table of containers. All views share it.
 type Column struct {
-	Key  string // what it is called in flags and links
+	Key  string // its name in flags and links
 	Head string
-	Help string // what it shows, in a sentence without a full stop
+	Help string // what it shows, as a sentence without a full stop
 	Text bool   // text, not a number
-	// Cell is what the column shows for a row, safe to print.
+	// Cell returns the text of the column for a row, safe to print.
 	Cell func(Row) string
-	// Figure is what a plot of the column shows; nil: it has no figure.
+	// Figure returns the value to plot for the column; nil: there is no plot.
 	Figure func(api.OverviewRow) float64
-	// Plot writes a figure of a plot.
+	// Plot formats a value of a plot.
 	Plot func(float64) string
 
 	less func(a, b Row) int
 }
 
-// The keys of columns that views treat in a way of their own.
+// The keys of columns that views treat specially.
 const (
 	ByName   = "name"
 	BySlowed = "slowed"
@@ -274,7 +273,7 @@ func Blame(by []api.Slowdown) string {
 	return text
 }
 
-// Reasons says by whom and by what a container is slowed, in one line, the largest part first.
+// Reasons says in one line who slows a container and how, the largest part first.
 func Reasons(by []api.Slowdown) string {
 	parts := make([]string, len(by))
 	for i, s := range by {

@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// Show makes a string that a container may have chosen safe to print. A printable string stays
-// as it is; any other becomes a Go string literal; an empty one is "-".
+// Show makes a string that a container may have chosen safe to print. It keeps a printable string,
+// turns any other into a Go string literal, and turns an empty one into "-".
 func Show(s string) string {
 	if s == "" {
 		return "-"
@@ -30,8 +30,8 @@ func ShowText(s string) string {
 	return s
 }
 
-// Neighbour names the other container of a slowdown, safe to print. Only names of ours are in
-// brackets: (host), (others) where it may have been several, (unnamed).
+// Neighbour returns the name of the other container of a slowdown, safe to print. Brackets mark
+// names of ours: (host), (others) if it may be several containers, (unnamed).
 func Neighbour(id api.ID, name, cause string) string {
 	switch name = ShowText(name); {
 	case name != "" && name[0] == '(':
@@ -75,13 +75,13 @@ func Brief(sec float64) string {
 		return fmt.Sprintf("%.0fus", float64(d)/1e3)
 	case sec < 0.9995:
 		return fmt.Sprintf("%.3gms", float64(d)/1e6)
-	case sec < 999.5: // from there on it would be 1e+03
+	case sec < 999.5: // above that, %.3g would print 1e+03
 		return fmt.Sprintf("%.3gs", sec)
 	}
 	return fmt.Sprintf("%.0fs", d.Seconds())
 }
 
-// Percent formats a part of 1 without decimals: "23 %". What is above 0 and below 1 % is "<1 %".
+// Percent formats a fraction of 1 without decimals: "23 %"; above 0 and below 1 %, "<1 %".
 func Percent(part float64) string {
 	switch {
 	case part <= 0:
@@ -92,7 +92,7 @@ func Percent(part float64) string {
 	return fmt.Sprintf("%.0f %%", 100*part)
 }
 
-// of formats a value and the bound that belongs to it: "4.2k/5k"; a bound of 0 is none.
+// of formats a value and its bound: "4.2k/5k"; a bound of 0 means none.
 func of(v, bound float64) string {
 	switch {
 	case bound > 0:
@@ -103,7 +103,7 @@ func of(v, bound float64) string {
 	return "-"
 }
 
-// round is Scale without zeros at the end: "5k".
+// round is Scale without trailing zeros: "5k".
 func round(v float64) string {
 	s := Scale(v)
 	number := strings.TrimRight(s, "kMGT")
@@ -113,7 +113,7 @@ func round(v float64) string {
 	return s
 }
 
-// agoForm is a number and a unit, as often as wanted: "1 h 30 min".
+// agoForm matches one or more numbers with units: "1 h 30 min".
 var agoForm = regexp.MustCompile(`^(?:\s*(\d{1,9})\s*(seconds?|secs?|s|minutes?|mins?|m|hours?|h|days?|d))+\s*$`)
 
 var agoPart = regexp.MustCompile(`(\d{1,9})\s*([a-z])`)

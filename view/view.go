@@ -1,4 +1,6 @@
-// Package view is what the terminal view (
+// Package view is the common part of the terminal view (view/tui) and the page (view/web): sources
+// of frames, their history, and the columns with their order and format. It draws nothing, and
+// computes no figure: [api.Frame.After] does.
 package view
 
 import (
@@ -15,27 +17,27 @@ import (
 	"github.com/fairlead-project/fairlead/record"
 )
 
-// Span is the time that plots of one container show.
+// Span is the time that the plots of one container cover.
 const Span = 10 * time.Minute
 
-// History is the newest overviews between successive frames, in order. The zero value keeps what it
-// has room for. A copy stays as it is when the original takes in more.
+// History holds the newest overviews of successive frames, in order. The zero value keeps as many
+// as fit in memory. A copy does not change when the original grows.
 type History struct {
 	Keep time.Duration // from the oldest overview to the newest; 0: no bound
-	Cut  bool          // older ones were left out, as there is no room for them
+	Cut  bool          // older ones were dropped for lack of room
 
 	last *api.Frame
 	list []api.Overview
-	size int // of all in list
+	size int // memory of list
 }
 
-// ErrRoom means that a History has left out older overviews.
+// ErrRoom means that a History has dropped older overviews.
 var ErrRoom = errors.New("what is older is left out: it takes too much memory")
 
-// room is how much memory overviews may take: anybody may have made the frames.
+// room bounds the memory of overviews, as frames may come from any user.
 const room = 256 << 20
 
-// sizeOf returns about how much memory an overview takes.
+// sizeOf estimates the memory of an overview.
 func sizeOf(o api.Overview) int {
 	size := int(unsafe.Sizeof(o)) + len(o.Rows)*int(unsafe.Sizeof(api.OverviewRow{}))
 	for _, r := range o.Rows {
@@ -50,7 +52,7 @@ func sizeOf(o api.Overview) int {
 	return size
 }
 
-// drop drops the oldest n overviews, and more as long as there is no room.
+// drop drops the oldest n overviews, and further ones until the rest fits.
 func (h *History) drop(n int) {
 	gone := 0
 	for ; gone < len(h.list) && (gone < n || h.size > room); gone++ {
@@ -61,8 +63,8 @@ func (h *History) drop(n int) {
 	}
 }
 
-// Add takes the next frame of a source, and returns the overview of the time since the frame
-// before. ok is false for the first frame, and for one that is not later than the last.
+// Add adds the next frame of a source, and returns the overview of the time since the previous
+// frame. ok is false for the first frame, and for one that is not later than the previous one.
 func (h *History) Add(f api.Frame) (o api.Overview, ok bool) {
 	before := h.last
 	if before != nil && !f.Taken.After(before.Taken) {
@@ -83,8 +85,8 @@ func (h *History) Add(f api.Frame) (o api.Overview, ok bool) {
 	return o, true
 }
 
-// Load makes a History of the frames that a source has recorded from one time to another. If parts
-// cannot be read or kept, it has the rest, and the error is the first.
+// Load makes a History of the frames that a source recorded between two times. If parts cannot be
+// read or kept, it returns the rest, and the first error.
 func Load(ctx context.Context, s Source, from, to time.Time) (h *History, first error) {
 	h = new(History)
 	for f, err := range s.Frames(ctx, from, to, 0) {
@@ -100,7 +102,7 @@ func Load(ctx context.Context, s Source, from, to time.Time) (h *History, first 
 	return h, first
 }
 
-// Before puts older overviews in front: those of old that end before h begins.
+// Before prepends the overviews of old that end before h begins.
 func (h *History) Before(old *History) {
 	n := len(old.list)
 	if len(h.list) > 0 {
@@ -113,13 +115,13 @@ func (h *History) Before(old *History) {
 	h.drop(0)
 }
 
-// Last is the newest frame; nil without any. The caller must not change it.
+// Last returns the newest frame; nil if there is none. The caller must not change it.
 func (h *History) Last() *api.Frame { return h.last }
 
-// Len is the number of overviews.
+// Len returns the number of overviews.
 func (h *History) Len() int { return len(h.list) }
 
-// Bounds returns the ends of the first and of the last overview, zero without any.
+// Bounds returns the ends of the first and the last overview; zero without overviews.
 func (h *History) Bounds() (first, last time.Time) {
 	if len(h.list) == 0 {
 		return first, last
@@ -127,18 +129,18 @@ func (h *History) Bounds() (first, last time.Time) {
 	return h.list[0].Taken, h.list[len(h.list)-1].Taken
 }
 
-// find returns the index of the first overview that ends at t or later, and whether one ends at t.
+// find returns the index of the first overview that ends at or after t, and whether it ends at t.
 func (h *History) find(t time.Time) (int, bool) {
 	return slices.BinarySearchFunc(h.list, t, func(o api.Overview, t time.Time) int { return o.Taken.Compare(t) })
 }
 
-// At returns the last overview that ends at t or before; ok is false if there is none.
+// At returns the last overview that ends at or before t; ok is false if there is none.
 func (h *History) At(t time.Time) (o api.Overview, ok bool) {
 	return h.Step(t, 0)
 }
 
-// Step returns the overview n places after the last one that ends at t or before, or before it
-// if n is negative. ok is false where the history ends before that.
+// Step returns the overview n places after the last one that ends at or before t; before that one
+// if n is negative. ok is false beyond the ends of the history.
 func (h *History) Step(t time.Time, n int) (o api.Overview, ok bool) {
 	i, exact := h.find(t)
 	if !exact {
@@ -150,8 +152,7 @@ func (h *History) Step(t time.Time, n int) (o api.Overview, ok bool) {
 	return h.list[i], true
 }
 
-// Worst returns the overview in which a container is slowed the most, the first of several. ok is
-// false if none is ever slowed.
+// Worst returns the overview with the largest slowdown, the first of several; ok: there is one.
 func (h *History) Worst() (o api.Overview, ok bool) {
 	worst := 0.0
 	for _, x := range h.list {
@@ -162,9 +163,9 @@ func (h *History) Worst() (o api.Overview, ok bool) {
 	return o, ok
 }
 
-// Series is one figure of a container over a span that ends at to, in n parts of equal length,
-// the oldest first: in each part the largest value, NaN without any. The borders of the parts
-// are multiples of their length, so that a later Series repeats most values of an earlier one.
+// Series returns one figure of a container over a span that ends at to. It has n parts of equal
+// length, the oldest first: the largest value in each, NaN if there is none. The parts begin at
+// multiples of their length, so that a later Series repeats most values of an earlier one.
 func (h *History) Series(id api.ID, figure func(api.OverviewRow) float64, to time.Time, span time.Duration, n int) []float64 {
 	part := span / time.Duration(n)
 	end := to.Truncate(part)
@@ -187,17 +188,17 @@ func (h *History) Series(id api.ID, figure func(api.OverviewRow) float64, to tim
 	return out
 }
 
-// Share is what one neighbour has cost a container, or a container a neighbour.
+// Share is how much a neighbour has slowed a container, or a container its neighbour.
 type Share struct {
 	Other api.ID
 	Name  string // of the other; "" if unknown
 	Cause string
-	Now   float64 // part by which the victim is slowed, in the last overview
-	Mean  float64 // over all of the time
+	Now   float64 // slowdown of the victim in the last overview
+	Mean  float64 // mean over the span
 }
 
-// Blame sums up, over a span that ends at to, who has slowed each container (by) and whom each has
-// slowed (of), each the largest mean first.
+// Blame sums up who has slowed each container (by) and whom each has slowed (of), over a span that
+// ends at to. The largest mean comes first.
 func (h *History) Blame(to time.Time, span time.Duration) (by, of map[api.ID][]Share) {
 	type loss struct {
 		victim, culprit api.ID
@@ -251,31 +252,31 @@ func (h *History) Blame(to time.Time, span time.Duration) (by, of map[api.ID][]S
 	return by, of
 }
 
-// Every is the time between two frames of a live view.
+// Every is the interval between frames of a live view.
 const Every = 2 * time.Second
 
-// Source is where the frames of a view come from: an agent, or a recording ([record.Reader]).
+// Source provides the frames of a view: an agent, or a recording ([record.Reader]).
 type Source interface {
-	// Frames yields the frames that were recorded from one time to another, inclusive, in their
-	// order, but those that follow another by less than every. A zero time is no bound. It yields
-	// none where nothing was recorded or may be read.
+	// Frames yields the frames recorded from one time to another, inclusive, in their order. It
+	// skips frames that follow another by less than every. A zero time is no bound. It yields
+	// nothing where no frames were recorded or may be read.
 	Frames(ctx context.Context, from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error]
-	// Span returns the times of the first and the last recorded frame, zero without any.
+	// Span returns the times of the first and the last recorded frame; zero without frames.
 	Span() (first, last time.Time)
 }
 
-// Live is the Source of an agent that runs, such as an [Agent].
+// Live is the Source of a running agent, such as an [Agent].
 type Live interface {
 	Source
 	// Next returns the newest frame.
 	Next(ctx context.Context) (api.Frame, error)
 }
 
-// Agent is an agent that runs, with what it has recorded.
+// Agent is a running agent, with its recording.
 type Agent struct {
-	*record.Reader // the agent's own recording, possibly still written; nil: none, or none that may be read
+	*record.Reader // the agent's recording, possibly still being written; nil: none, or not readable
 	Client         *api.Client
 }
 
-// Next asks the agent at once.
+// Next queries the agent at once.
 func (a *Agent) Next(ctx context.Context) (api.Frame, error) { return a.Client.Frame(ctx) }

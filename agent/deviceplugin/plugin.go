@@ -1,9 +1,9 @@
-// Package deviceplugin offers kubelet what containers on this node can be guaranteed, so that the
-// scheduler of Kubernetes counts it: as extended resources, by kubelet's device plugin API.
+// Package deviceplugin offers kubelet what containers on this node can be guaranteed, as extended
+// resources by kubelet's device plugin API. The scheduler of Kubernetes then accounts for it.
 //
-// A device is a unit of a resource, such as 1 Mbit/s, and nothing that a container gets to see:
-// Allocate adds nothing to it. Whether a guarantee is kept is the features' part, and who was given
-// what is read by package discover/kubernetes. Package agent runs the Plugin.
+// A device is a unit of a resource, such as 1 Mbit/s, and invisible to containers: Allocate adds
+// nothing to them. The features keep the guarantees, and package discover/kubernetes reads which
+// container has which. Package agent runs the Plugin.
 package deviceplugin
 
 import (
@@ -29,16 +29,16 @@ import (
 	kubelet "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// Config is what New needs.
+// Config is the configuration of a Plugin.
 type Config struct {
-	// Dir is kubelet's directory of plugins' sockets: /var/lib/kubelet/device-plugins.
+	// Dir is kubelet's directory of plugin sockets: /var/lib/kubelet/device-plugins.
 	Dir string
-	// Domain is that of the resources, with its slash.
+	// Domain is the prefix of the resources, including the slash.
 	Domain string
-	// Amounts returns how many devices there are now, by resource without the domain. A resource
-	// that it no longer names has none. It is called from one goroutine.
+	// Amounts returns the current number of devices, by resource without the domain. A resource
+	// that it no longer lists has none. It is called from one goroutine.
 	Amounts func() map[string]int
-	// Every is how often Amounts and the sockets are looked at without an event; 0: 10 s.
+	// Every is the interval between checks of Amounts and the sockets without an event; 0: 10 s.
 	Every time.Duration
 	Log   *slog.Logger // nil: no log
 }
@@ -46,7 +46,7 @@ type Config struct {
 // Plugin offers resources to kubelet.
 type Plugin struct {
 	cfg  Config
-	wake chan struct{} // holds one
+	wake chan struct{} // capacity 1
 
 	mu     sync.Mutex
 	offers map[string]*offer
@@ -56,15 +56,15 @@ type Plugin struct {
 type Offer struct {
 	Resource string // with its domain
 	Amount   int
-	Watched  bool  // kubelet has its devices, and is told of changes
-	Err      error // why kubelet may not know it; nil also while there is no kubelet
+	Watched  bool  // kubelet has its devices, and receives changes
+	Err      error // why kubelet may not know it; also nil while there is no kubelet
 }
 
 const (
 	registerTime = 5 * time.Second
 	retryTime    = time.Second            // after a failure
-	eventRest    = 100 * time.Millisecond // bounds how often events have the sockets looked at
-	prefix       = "fairlead-"            // of the sockets
+	eventRest    = 100 * time.Millisecond // least time between checks of the sockets because of events
+	prefix       = "fairlead-"            // of the sockets' names
 )
 
 // New makes a Plugin that does nothing before Run.
@@ -74,9 +74,9 @@ func New(cfg Config) *Plugin {
 	return &Plugin{cfg: cfg, wake: make(chan struct{}, 1), offers: make(map[string]*offer)}
 }
 
-// Run offers the resources until ctx ends, which is not an error. While there is no kubelet it
-// waits for one. kubelet removes all sockets of plugins when it starts, and forgets them: then each
-// resource is offered anew.
+// Run offers the resources until ctx ends, which is not an error. It waits while there is no
+// kubelet. When kubelet starts, it removes all sockets of plugins and forgets them, so Run offers
+// each resource again.
 func (p *Plugin) Run(ctx context.Context) error {
 	watch, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -88,7 +88,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer p.close()
 	watched := false
 	for ctx.Err() == nil {
-		// A directory that was made anew is another one.
+		// A directory that was recreated needs a new watch.
 		if err == nil && !(watched && slices.Contains(watch.WatchList(), p.cfg.Dir)) {
 			watched = watch.Add(p.cfg.Dir) == nil
 		}
@@ -121,7 +121,7 @@ func (p *Plugin) Offers() (list []Offer) {
 	return list
 }
 
-// round makes the sockets, and what kubelet knows, as they should be. It reports whether they are.
+// round brings the sockets and kubelet's knowledge up to date. It reports whether that succeeded.
 func (p *Plugin) round(ctx context.Context) bool {
 	amounts := p.cfg.Amounts()
 	p.mu.Lock()
@@ -143,10 +143,10 @@ func (p *Plugin) round(ctx context.Context) bool {
 	return ok
 }
 
-// offer makes kubelet know one resource, and reports whether it does. missing is why there is no kubelet.
+// offer announces one resource, and reports whether kubelet knows it. missing: there is no kubelet.
 func (p *Plugin) offer(ctx context.Context, o *offer, missing error) bool {
 	if errors.Is(missing, fs.ErrNotExist) {
-		o.done(nil) // kubelet does not run, and tells by its socket when it does
+		o.done(nil) // kubelet does not run; its socket appears when it does
 		return true
 	}
 	err := missing
@@ -176,7 +176,7 @@ func (p *Plugin) kubelet() string {
 	return filepath.Join(p.cfg.Dir, filepath.Base(kubelet.KubeletSocket))
 }
 
-// register tells kubelet of a resource. kubelet then calls ListAndWatch.
+// register announces a resource to kubelet. kubelet then calls ListAndWatch.
 func (p *Plugin) register(ctx context.Context, o *offer) error {
 	o.tried = time.Now()
 	ctx, cancel := context.WithTimeout(ctx, registerTime)
@@ -206,7 +206,7 @@ func (p *Plugin) nudge() {
 	}
 }
 
-// close withdraws everything: kubelet then counts the devices as unhealthy, and gives none of them
+// close withdraws everything. kubelet then counts the devices as unhealthy, and gives none of them
 // to new pods.
 func (p *Plugin) close() {
 	p.mu.Lock()
@@ -216,10 +216,10 @@ func (p *Plugin) close() {
 	}
 }
 
-// socket is the identity of a socket's file.
+// socket identifies a socket's file.
 type socket struct {
 	dev, ino uint64
-	made     unix.Timespec // an inode's number may be used again
+	made     unix.Timespec // the inode number may be reused
 }
 
 func identify(path string) (socket, error) {
@@ -238,7 +238,7 @@ type offer struct {
 	path     string
 	nudge    func() // requests a round
 
-	// Of the goroutine of Run:
+	// Used by the goroutine of Run:
 	server *grpc.Server // nil: none
 	bound  socket
 	tried  time.Time // the last registration
@@ -246,8 +246,8 @@ type offer struct {
 	mu      sync.Mutex
 	amount  int
 	changed chan struct{} // closed when amount changes
-	streams int           // open ones: kubelet opens one once it is told, and its end closes it
-	told    time.Time     // when kubelet was last told, unless a stream or the server has ended since
+	streams int           // open streams; kubelet opens one after registration, and closes it when it ends
+	told    time.Time     // time of the last registration, unless a stream or the server has ended since
 	err     error
 }
 
@@ -268,7 +268,7 @@ func (o *offer) set(amount int) {
 	}
 }
 
-// done notes why kubelet was not told, or nil, and returns the reason of before.
+// done records why kubelet was not told, or nil, and returns the previous reason.
 func (o *offer) done(err error) (was error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -283,13 +283,13 @@ func (o *offer) known() bool {
 	return o.streams > 0 || time.Since(o.told) < registerTime
 }
 
-// serves reports whether the server's socket is where kubelet looks for it.
+// serves reports whether the server's socket is where kubelet expects it.
 func (o *offer) serves() bool {
 	now, err := identify(o.path)
 	return err == nil && o.server != nil && now == o.bound
 }
 
-// listen makes the socket, in place of any other there, and serves.
+// listen makes the socket, replacing any other there, and serves.
 func (o *offer) listen() error {
 	o.close()
 	if err := os.Remove(o.path); err != nil && !os.IsNotExist(err) {
@@ -310,7 +310,7 @@ func (o *offer) listen() error {
 	return nil
 }
 
-// close ends the server, and removes its socket.
+// close stops the server, and removes its socket.
 func (o *offer) close() {
 	if o.server == nil {
 		return
@@ -322,14 +322,14 @@ func (o *offer) close() {
 	o.server = nil
 }
 
-// GetDevicePluginOptions implements kubelet.DevicePluginServer: all calls are optional that could
-// keep a container from starting while there is no agent.
+// GetDevicePluginOptions implements kubelet.DevicePluginServer. It enables no optional call,
+// because such a call could keep a container from starting while there is no agent.
 func (o *offer) GetDevicePluginOptions(context.Context, *kubelet.Empty) (*kubelet.DevicePluginOptions, error) {
 	return &kubelet.DevicePluginOptions{}, nil
 }
 
-// ListAndWatch implements kubelet.DevicePluginServer: it sends all devices, and again whenever
-// there are more or fewer.
+// ListAndWatch implements kubelet.DevicePluginServer: it sends all devices, again after each change
+// of their number.
 func (o *offer) ListAndWatch(_ *kubelet.Empty, stream kubelet.DevicePlugin_ListAndWatchServer) error {
 	o.mu.Lock()
 	o.streams++
@@ -337,7 +337,7 @@ func (o *offer) ListAndWatch(_ *kubelet.Empty, stream kubelet.DevicePlugin_ListA
 	defer func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if o.streams--; o.streams == 0 { // kubelet has hung up, and has to be told again
+		if o.streams--; o.streams == 0 { // kubelet has disconnected, and must be told again
 			o.told = time.Time{}
 			o.nudge()
 		}
@@ -360,8 +360,8 @@ func (o *offer) ListAndWatch(_ *kubelet.Empty, stream kubelet.DevicePlugin_ListA
 	}
 }
 
-// devices lists so many devices. Their names are short, because kubelet sends, stores and compares
-// lists of them: the first ones stay when there are fewer.
+// devices lists n devices. Their names are short, because kubelet sends, stores and compares lists
+// of them. A shorter list keeps the first ones.
 func devices(n int) []*kubelet.Device {
 	list := make([]*kubelet.Device, n)
 	for i := range list {
@@ -370,7 +370,7 @@ func devices(n int) []*kubelet.Device {
 	return list
 }
 
-// Allocate implements kubelet.DevicePluginServer: a container is given no file, mount or variable.
+// Allocate implements kubelet.DevicePluginServer. It gives a container no file, mount or variable.
 func (o *offer) Allocate(_ context.Context, req *kubelet.AllocateRequest) (*kubelet.AllocateResponse, error) {
 	resp := &kubelet.AllocateResponse{}
 	for range req.GetContainerRequests() {

@@ -58,14 +58,14 @@ func listReservations(b Backend, r *http.Request) (any, error) {
 	return api.Reservations{Reservations: out.Reservations}, err
 }
 
-// reservation returns the one that the path names.
+// reservation returns the reservation that the path names.
 func reservation(b Backend, r *http.Request) (api.Reservation, error) {
 	id := r.PathValue("id")
 	return reservationThat(b, r, api.Ask{}, func(x api.Reservation) bool { return x.ID == id },
 		&api.Error{Status: http.StatusNotFound, Code: "not_found", Text: fmt.Sprintf("there is no reservation %q", id)})
 }
 
-// reservationThat returns the reservation in a report for which is holds, or the error none.
+// reservationThat returns the first reservation in a report that is accepts, or the error none.
 func reservationThat(b Backend, r *http.Request, ask api.Ask, is func(api.Reservation) bool, none error) (api.Reservation, error) {
 	out, err := blockio(b, r, ask)
 	if i := slices.IndexFunc(out.Reservations, is); err == nil && i >= 0 {
@@ -74,7 +74,7 @@ func reservationThat(b Backend, r *http.Request, ask api.Ask, is func(api.Reserv
 	return api.Reservation{}, cmp.Or(err, none)
 }
 
-// setReserve sets the policy that the feature names for a change.
+// setReserve sets the policy that the feature chooses for a change.
 func setReserve(b Backend, r *http.Request, ref string, change api.ReservationChange) error {
 	p, err := peer(r.Context())
 	if err != nil {

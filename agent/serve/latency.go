@@ -11,12 +11,12 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// maxSelfOver is the longest wait of a container's request for records. It is shorter
-// than the write timeout of the self socket.
+// maxSelfOver is the longest wait of a container's request for records. It is below the write
+// timeout of the self socket.
 const maxSelfOver = 5 * time.Second
 
-// maxSelfRecords bounds the cost of an answer for the agent: a container may send a
-// hundred requests per second.
+// maxSelfRecords bounds what an answer costs the agent: a container may send a hundred requests per
+// second.
 const maxSelfRecords = 256
 
 func latencyRoutes() []route {

@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// Peer is the process that connected, as the kernel recorded it at that moment. IDs are those in
-// the agent's own namespaces; PID is 0 for a process that is not visible there.
+// Peer is the process that connected, as the kernel recorded it at that moment. Its IDs belong to
+// the agent's namespaces; PID is 0 for a process that is invisible there.
 type Peer struct {
 	PID int
 	UID int
@@ -30,7 +30,7 @@ type Peer struct {
 	// process that connected.
 	FD int
 
-	looks bool // came by the socket for those who may only look
+	looks bool // connected through the read-only socket
 }
 
 // mayWrite reports whether the peer may change things: root, or a member of Group.
@@ -42,9 +42,9 @@ func (p Peer) mayWrite() bool {
 	return ok && (p.GID == gid || slices.Contains(p.Groups, uint32(gid)))
 }
 
-// Same reports whether PID still is the process that connected. Data read below /proc/PID count
-// only if Same holds afterwards: PIDs are reused, and a container could arrange for a process of
-// another container to take its PID.
+// Same reports whether PID still is the process that connected. Data read below /proc/PID is valid
+// only if Same returns true afterwards: PIDs are reused, and a container could make a process of
+// another container take its PID.
 func (p Peer) Same() bool {
 	if p.FD < 0 {
 		return false
@@ -88,8 +88,7 @@ func control(c net.Conn, fn func(fd int)) error {
 }
 
 // peerPidfd returns a pidfd of the process that connected. Kernels before 6.5 do not provide it.
-// There it opens one from the PID, so another process could take the PID between connect and
-// accept.
+// There it opens one by PID, so another process could take the PID between connect and accept.
 func peerPidfd(fd, pid int) int {
 	const soPeerPidfd = 77
 	if pfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, soPeerPidfd); err == nil {
@@ -104,8 +103,8 @@ func peerPidfd(fd, pid int) int {
 	return pfd
 }
 
-// peerGroups returns the supplementary groups, or none on any error, which can only take rights
-// away.
+// peerGroups returns the supplementary groups. It returns none on an error, which can only remove
+// rights.
 func peerGroups(fd int) []uint32 {
 	for n := uint32(32); ; {
 		buf, size := make([]uint32, n), n*4
@@ -145,12 +144,12 @@ func (v *visitor) Close() error {
 	return v.Conn.Close()
 }
 
-// visitors makes each accepted connection a *visitor, and limits how many there are at a time.
+// visitors turns each accepted connection into a *visitor, and bounds their number.
 type visitors struct {
 	net.Listener
 	places chan struct{}
 	guests *guests // nil on a socket without limits per container
-	looks  bool    // those who connect may only look
+	looks  bool    // its connections are read-only
 }
 
 func (l visitors) Accept() (net.Conn, error) {
@@ -164,7 +163,7 @@ func (l visitors) Accept() (net.Conn, error) {
 			<-l.places
 			return nil, err
 		}
-		// So a loop of connections that are closed at once costs next to nothing.
+		// So a loop of connections that are closed at once costs almost nothing.
 		if l.guests != nil && hungUp(c) {
 			c.Close()
 			<-l.places
@@ -242,7 +241,7 @@ func (g *guests) tell(now time.Time, what string, args ...any) {
 	}
 }
 
-// wait returns how long the next connection has to wait to be accepted.
+// wait returns how long the next connection has to wait before it is accepted.
 func (g *guests) wait(now time.Time) time.Duration {
 	wait := g.accepted.ReserveN(now, 1).DelayFrom(now)
 	if wait > 0 {
@@ -255,11 +254,11 @@ func (g *guests) wait(now time.Time) time.Duration {
 
 // guest is one connected container.
 type guest struct {
-	conns   int           // guarded by the mutex of all guests
-	answers *rate.Limiter // selfPause apart
+	conns   int           // guarded by the mutex of guests
+	answers *rate.Limiter // one per selfPause
 }
 
-// admit reports whether a visitor may come in, and counts it until it is closed.
+// admit reports whether a visitor may enter, and counts it until it is closed.
 func (g *guests) admit(v *visitor) bool {
 	id := api.ID(0)
 	if v.err == nil {
@@ -289,8 +288,8 @@ func (g *guests) admit(v *visitor) bool {
 	return true
 }
 
-// turn waits until the container that made ctx's request may have its next answer, and returns the
-// process that made it.
+// turn waits until the container that made ctx's request may have its next answer. It returns the
+// process that made the request.
 func turn(ctx context.Context) (Peer, error) {
 	v, ok := ctx.Value(peerKey{}).(*visitor)
 	if !ok || v.guest == nil {

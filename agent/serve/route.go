@@ -1,7 +1,7 @@
-// Package serve answers at the agent's two sockets, the one for people and programs and the one for
-// containers. It has the routes, decides who may connect and change something, sends streams, and
-// generates the OpenAPI document. It touches no state of the host: package agent calls it, and is
-// its [Backend]. The wire types are package api's.
+// Package serve answers on the agent's two sockets, one for people and programs and one for
+// containers. It contains the routes, decides who may connect and change something, sends streams,
+// and generates the OpenAPI document. It does not touch the host: it calls its [Backend], which
+// package agent implements. Package api has the wire types.
 package serve
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// Backend is the agent that the server shows. Its errors are *[Error] where the caller is at fault;
-// the server reports any other as an internal error.
+// Backend is the agent behind the server. Its errors are *[Error] if the caller is at fault; the
+// server reports any other as an internal error.
 type Backend interface {
 	Containers(context.Context) ([]api.Container, error)
 	Explain(ctx context.Context, ref string) (api.Explanation, error)
@@ -29,32 +29,33 @@ type Backend interface {
 	Doctor(context.Context) (api.Report, error)
 	Status(context.Context) (api.Status, error)
 	Samples(context.Context) (api.Samples, error)
-	// Report asks a feature for its report. The result has the type that the feature's route
+	// Report returns the report of a feature. The result has the type that the feature's route
 	// declares.
 	Report(context.Context, api.Ask) (any, error)
-	// Frame returns all reports as of one moment, and Overview what became of the last two that
-	// the agent took by itself.
+	// Frame returns all reports as of one moment. Overview returns the difference between the last
+	// two that the agent took.
 	Frame(context.Context) (api.Frame, error)
 	Overview(context.Context) (api.Overview, error)
-	// Command asks a feature to do what the Body says, or to wait for it. The result has the type
-	// that the Body declares.
+	// Command makes a feature do what the Body says, or wait for it. The result has the type that
+	// the Body declares.
 	Command(context.Context, api.Ask) (any, error)
 	Version(context.Context) (api.Version, error)
 	Reload(context.Context) (api.PolicyStatus, error)
 	Restore(ctx context.Context, ref string) (api.Restored, error)
-	// Set sets values for the container that ref names, on behalf of a Peer, and removes
-	// others: all of them or none.
+	// Set sets values for the container that ref names, on behalf of a Peer, and clears others: all
+	// of them or none.
 	Set(ctx context.Context, ref string, by Peer, in api.SetRequest) (api.Container, error)
 	Self(context.Context, Peer) (api.Self, error)
-	// Caller returns the container of a process that has connected, or 0 if it is in no known
-	// container. It is cheap: it is called before anything is read from the connection.
+	// Caller returns the container of a connected process, or 0 if none is known. It is cheap, as
+	// it is called before anything is read from the connection.
 	Caller(Peer) api.ID
-	// Panicked takes the value of a panic in the answer to a request, in the deferred function that
-	// has recovered it, and returns the request's error. It does not return if the agent cannot go on.
+	// Panicked handles the value of a panic in the answer to a request, and returns the request's
+	// error. The function that recovered it calls Panicked, which does not return if the agent
+	// cannot continue.
 	Panicked(request string, value any) error
 }
 
-// route is one endpoint, and its description for the document.
+// route is one endpoint, and its description in the OpenAPI document.
 type route struct {
 	method, path string
 	summary      string
@@ -65,8 +66,8 @@ type route struct {
 	out          any               // zero value of the answer's type
 	self         bool
 	call         func(Backend, *http.Request) (any, error)
-	// stream, in place of call, returns the events after an id, as soon as there are any; out
-	// is the type of their data.
+	// stream replaces call: it returns the events after an id, as soon as there are any. out is the
+	// type of their data.
 	stream func(b Backend, r *http.Request, after uint64) ([]streamed, error)
 }
 
@@ -105,7 +106,7 @@ func routes() []route {
 	})
 }
 
-// plain declares a route with an answer that does not depend on the request.
+// plain declares a route whose answer does not depend on the request.
 func plain[T any](method, path string, call func(Backend, context.Context) (T, error), summary string) route {
 	var out T
 	return route{method: method, path: path, out: out, summary: summary, call: func(b Backend, r *http.Request) (any, error) {
@@ -113,9 +114,9 @@ func plain[T any](method, path string, call func(Backend, context.Context) (T, e
 	}}
 }
 
-// report declares the two routes of a feature's report: GET /v1/NAME, about all containers, and GET
-// /v1/containers/{ref}/NAME, about one. over describes the parameter of that name; "" means that
-// there is none.
+// report declares the two routes of a feature's report: GET /v1/NAME for all containers, and GET
+// /v1/containers/{ref}/NAME for one. over describes the parameter over; "" means that there is
+// none.
 func report(feature string, out any, over, all, one string) []route {
 	var query map[string]string
 	if over != "" {
@@ -149,7 +150,7 @@ func set(b Backend, r *http.Request, in api.SetRequest) (any, error) {
 	return b.Set(r.Context(), r.PathValue("ref"), p, in)
 }
 
-// selfAsk gives a feature a command on behalf of the caller's own container.
+// selfAsk sends a feature a command on behalf of the caller's own container.
 func selfAsk(b Backend, r *http.Request, ask api.Ask) (any, error) {
 	p, err := turn(r.Context())
 	if err != nil {
@@ -171,8 +172,8 @@ func self(b Backend, r *http.Request) (any, error) {
 	return b.Self(r.Context(), p)
 }
 
-// OpenAPI returns the OpenAPI 3.1 document of this interface, as JSON. It is generated
-// from the routes and the wire types, so it always agrees with them.
+// OpenAPI returns the OpenAPI 3.1 document of this interface, as JSON. It is generated from the
+// routes and the wire types, so it always matches them.
 func OpenAPI() []byte {
 	type m = map[string]any
 	s := schemas{}

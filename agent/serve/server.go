@@ -36,14 +36,13 @@ func Serve(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) err
 	return serve(ctx, visitors{Listener: l, places: make(chan struct{}, maxPeople)}, newHandler(ctx, b, false, log), time.Minute)
 }
 
-// ServeView answers on the socket of those who may only look: as Serve, but all changes are refused,
-// also to root.
+// ServeView is Serve on the read-only socket: it refuses all changes, even to root.
 func ServeView(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
 	return serve(ctx, visitors{Listener: l, places: make(chan struct{}, maxPeople), looks: true}, newHandler(ctx, b, false, log), time.Minute)
 }
 
-// ServeSelf answers on the socket of the containers. A container must not block it for long, by
-// anything that it sends or does not send, and must not occupy it alone: see guests.
+// ServeSelf answers on the socket of the containers. A container must not block it for long,
+// whatever it sends or does not send, and must not occupy it alone: see guests.
 func ServeSelf(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
 	v := visitors{Listener: l, places: make(chan struct{}, maxSelves), guests: newGuests(b.Caller, log)}
 	return serve(ctx, v, newHandler(ctx, b, true, log), 2*time.Second)
@@ -66,7 +65,7 @@ func serve(ctx context.Context, l visitors, h http.Handler, idle time.Duration) 
 	return nil
 }
 
-// newHandler serves the routes of one of the two sockets. Streams end with ctx.
+// newHandler serves the routes of one socket, with self that for containers. Streams end with ctx.
 func newHandler(ctx context.Context, b Backend, self bool, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
 	rs := &readers{end: ctx}
@@ -81,7 +80,7 @@ func newHandler(ctx context.Context, b Backend, self bool, log *slog.Logger) htt
 			w.Write(OpenAPI())
 		})
 	}
-	// Requests that match no route: the mux's own answers are not JSON.
+	// Requests that match no route: answers of the mux itself are not JSON.
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		e := &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: fmt.Sprintf("there is no %q here", r.URL.Path)}
 		var methods []string
@@ -140,7 +139,7 @@ func contained[T any](b Backend, r route, fn func() (T, error)) (out T, err erro
 }
 
 // allowed refuses writes by peers that may only read. A route of the self socket changes only the
-// caller's own state.
+// state of the caller.
 func allowed(r route, req *http.Request) error {
 	if r.method == http.MethodGet || r.self {
 		return nil
@@ -160,7 +159,7 @@ func allowed(r route, req *http.Request) error {
 	return nil
 }
 
-// taking returns the call of a route that takes a T as the body of its request.
+// taking returns the call of a route whose request has a T as its body.
 func taking[T any](call func(Backend, *http.Request, T) (any, error)) func(Backend, *http.Request) (any, error) {
 	return func(b Backend, r *http.Request) (any, error) {
 		var in T
@@ -204,7 +203,7 @@ func answer(w http.ResponseWriter, status int, out any) {
 	w.Write(append(data, '\n'))
 }
 
-// GroupID returns the number of a group, by its name or number, or false if the host does not have it.
+// GroupID returns the number of a group, by its name or number; false if the host lacks it.
 func GroupID(name string) (int, bool) {
 	if g, err := user.LookupGroup(name); err == nil {
 		name = g.Gid
@@ -213,8 +212,8 @@ func GroupID(name string) (int, bool) {
 	return id, err == nil
 }
 
-// Listen makes the agent's socket: mode 0660, owned by Group where it exists. It replaces a socket
-// that a dead agent left. A socket that an agent answers on is an error, and so is a file that is
+// Listen makes the agent's socket: mode 0660, owned by Group if that exists. It replaces a socket
+// that a dead agent left. It returns an error if an agent answers on the socket, or if the file is
 // not a socket. Close removes the socket.
 func Listen(path string) (net.Listener, error) {
 	gid, ok := GroupID(api.Group)
@@ -224,10 +223,10 @@ func Listen(path string) (net.Listener, error) {
 	return listen(path, 0o660, gid)
 }
 
-// ListenView makes the socket for those who may only look: mode 0660, owned by the group gid.
+// ListenView makes the read-only socket: mode 0660, owned by the group gid.
 func ListenView(path string, gid int) (net.Listener, error) { return listen(path, 0o660, gid) }
 
-// ListenSelf makes the socket for containers. Any process may connect, and sees only its own
+// ListenSelf makes the socket for containers. Any process may connect, but sees only its own
 // container.
 func ListenSelf(path string) (net.Listener, error) { return listen(path, 0o666, -1) }
 
@@ -277,8 +276,8 @@ func vacant(path string) error {
 	return fmt.Errorf("see whether another agent answers there: %w", err)
 }
 
-// socket is a unix socket that removes its name when it is closed, unless another process has taken
-// the name meanwhile.
+// socket is a unix socket that removes its file when it is closed, unless another process has
+// replaced the file.
 type socket struct {
 	*net.UnixListener
 	path string
@@ -317,11 +316,11 @@ func (s *socket) Close() error {
 	return s.UnixListener.Close()
 }
 
-// The bounds of server-sent events (WHATWG HTML, section 9.2). The server keeps nothing for a
-// reader: it sends the events that the Backend still remembers, and how many the reader has missed.
+// The bounds of server-sent events (WHATWG HTML, section 9.2). The server keeps no state for a
+// reader: it sends the events that the Backend still has, and the number that the reader has missed.
 const (
 	maxReaders  = 32               // of one socket at a time
-	readerPause = 2 * time.Second  // a reader that does not take in an event within this time is dropped
+	readerPause = 2 * time.Second  // a reader that does not accept an event within this time is dropped
 	streamBeat  = 15 * time.Second // after this time without an event, a reader is sent a comment
 )
 
@@ -361,7 +360,7 @@ func (rs *readers) leave(slow bool) (dropped int) {
 }
 
 // serve sends the events that next returns after an id, until the client or the server ends. next
-// waits while there are none, or until its context ends.
+// waits until there is one, or its context ends.
 func (rs *readers) serve(w http.ResponseWriter, r *http.Request, log *slog.Logger, next func(ctx context.Context, after uint64) ([]streamed, error)) error {
 	after, err := lastEvent(r)
 	if err != nil {
@@ -413,8 +412,8 @@ func (rs *readers) serve(w http.ResponseWriter, r *http.Request, log *slog.Logge
 	return nil
 }
 
-// lastEvent returns the id of the last event that a reader has: the header Last-Event-ID, as in the
-// standard.
+// lastEvent returns the id of the last event that a reader has, from the header Last-Event-ID of
+// the standard.
 func lastEvent(r *http.Request) (uint64, error) {
 	text := r.Header.Get("Last-Event-ID")
 	if text == "" {

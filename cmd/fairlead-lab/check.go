@@ -31,7 +31,7 @@ func missed(check string, outcomes []report.Outcome) bool {
 	})
 }
 
-// barsOf returns the bars of the named cases, and the names of the cases that have one.
+// barsOf returns the bars of the named cases, and the names of the cases with a bar.
 func barsOf(all []report.Bar, names []string) (bars []report.Bar, cases []string) {
 	for _, name := range names {
 		n := len(bars)

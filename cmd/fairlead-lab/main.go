@@ -1,6 +1,6 @@
 // Command fairlead-lab measures on this machine what fairlead does: the demo, the experiments, and
-// the load generators that they start. It runs the agent of fairlead in networks of its own. It is
-// for developers and evaluators, and no host needs it.
+// the load generators that they start. It runs fairlead's agent in separate network namespaces. It
+// is for developers and evaluators, and no host needs it.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/bench"
 )
 
-// version is that of a plain go build; the Makefile has the linker set it.
+// version is the version of a plain go build; the Makefile makes the linker set it.
 var version = api.Release + "-dev"
 
 func main() {

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 )
 
-// feature is what the program has for one feature.
+// feature lists the parts of the program that belong to one feature.
 type feature struct {
 	verbs []verb.Verb
 	flags func(*pflag.FlagSet, *agent.FeatureConfig) // adds flags to the agent; nil: none

@@ -20,13 +20,13 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// The names by which kubectl calls this program: as its plugin, and to complete the plugin's words.
+// The names under which kubectl calls this program: as its plugin, and to complete the plugin's words.
 const (
 	kubectlName     = "kubectl-fairlead"
 	kubectlComplete = "kubectl_complete-fairlead"
 )
 
-// runAs runs the program under the name that it was called by, and returns the exit status.
+// runAs runs the program by the name under which it was called, and returns the exit status.
 func runAs(ctx context.Context, name string, e cli.Env) int {
 	switch filepath.Base(name) {
 	case kubectlComplete:
@@ -40,9 +40,9 @@ func runAs(ctx context.Context, name string, e cli.Env) int {
 	return run(ctx, e)
 }
 
-// kubectl is the plugin `kubectl fairlead`. It runs a verb in the agent's pod on the node of a
-// container, or in that of the readers there, by the caller's own kubectl, with the caller's
-// kubeconfig and rights.
+// kubectl is the plugin `kubectl fairlead`. It runs a verb in the agent's pod on a container's
+// node, or in the read-only pod there. It uses the caller's kubectl, with the caller's kubeconfig
+// and rights.
 type kubectl struct {
 	e      cli.Env
 	status int // of the verb in the pod, if that failed
@@ -51,7 +51,7 @@ type kubectl struct {
 	agents, node                   string
 }
 
-// program has the verbs that work in the pod, with the same flags and help as on the node.
+// program contains the verbs that work in the pod, with the same flags and help as on the node.
 func (k *kubectl) program() cli.Program {
 	p := cli.Program{
 		Name:    "kubectl fairlead",
@@ -86,7 +86,7 @@ func (k *kubectl) program() cli.Program {
 	return p
 }
 
-// remote makes a verb, and those below it, run in the pod.
+// remote makes a verb, and the verbs below it, run in the pod.
 func (k *kubectl) remote(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		if sub.CommandPath() == "policy check" {
@@ -132,13 +132,13 @@ func (k *kubectl) remote(cmd *cobra.Command) {
 	}
 }
 
-// The namespaces of agents, and of the pods of packaging/kubernetes/view, which may only look.
+// The namespaces of agents, and of the read-only pods of packaging/kubernetes/view.
 const (
 	agentNamespace = "fairlead-system"
 	viewNamespace  = "fairlead-view"
 )
 
-// looking are the verbs that run in a pod that may only look.
+// looking lists the verbs that run in a read-only pod.
 var looking = []string{"ps", "top", "report", "explain"}
 
 // ofContainer reports whether the first argument of a verb is a container.
@@ -164,7 +164,7 @@ func (k *kubectl) complete(cmd *cobra.Command, args []string, _ string) ([]strin
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// run runs a verb in the pod of the node's agent. flags are those of kubectl.
+// run runs a verb in the pod of the node's agent. flags are kubectl's.
 func (k *kubectl) run(cmd *cobra.Command, flags *pflag.FlagSet, args []string) error {
 	node := k.node
 	if ofContainer(cmd) && len(args) > 0 && node == "" {
@@ -209,7 +209,7 @@ func (k *kubectl) run(cmd *cobra.Command, flags *pflag.FlagSet, args []string) e
 	if len(args) > 0 {
 		argv = append(append(argv, "--"), args...)
 	}
-	// Not by the context: kubectl gets a Ctrl-C itself, and the verb in the pod ends first.
+	// Not by the context: kubectl itself gets a Ctrl-C, and the verb in the pod ends first.
 	run := k.command(context.WithoutCancel(cmd.Context()), argv...)
 	run.Stdin, run.Stdout, run.Stderr = k.e.Stdin, k.e.Stdout, k.e.Stderr
 	err = run.Run()
@@ -225,8 +225,8 @@ func verbOf(cmd *cobra.Command) string {
 	return strings.TrimSpace(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().CommandPath()))
 }
 
-// reference splits [NAMESPACE/]POD[/CONTAINER]. Of two words the first is the namespace, unless that
-// is given by its flag.
+// reference splits [NAMESPACE/]POD[/CONTAINER]. Of two words the first is the namespace, unless a
+// flag gives the namespace.
 func (k *kubectl) reference(s string) (namespace, pod, rest string) {
 	parts := strings.SplitN(s, "/", 3)
 	if len(parts) == 1 || len(parts) == 2 && k.namespace != "" {
@@ -238,21 +238,21 @@ func (k *kubectl) reference(s string) (namespace, pod, rest string) {
 	return parts[0], parts[1], rest
 }
 
-// pod is the part of a pod, as kubectl prints it, that is read here.
+// pod is the part of kubectl's JSON of a pod that is used here.
 type pod struct {
 	Metadata struct{ Name, Namespace string }
 	Spec     struct{ NodeName string }
 	Status   struct{ Phase string }
 }
 
-// pods returns the pods of agents, or of readers, in a namespace.
+// pods returns the agents' pods, or the read-only pods, in a namespace.
 func (k *kubectl) pods(ctx context.Context, namespace string) ([]pod, error) {
 	var list struct{ Items []pod }
 	err := k.get(ctx, &list, append([]string{"get", "pods", "--selector=app.kubernetes.io/name=fairlead"}, k.in(namespace)...)...)
 	return list.Items, err
 }
 
-// podOn returns one of them on a node; without one, the only one.
+// podOn returns the pod on a node; without a node, the only pod.
 func (k *kubectl) podOn(ctx context.Context, namespace, node string) (pod, error) {
 	list, err := k.pods(ctx, namespace)
 	if err != nil {
@@ -278,10 +278,10 @@ func (k *kubectl) podOn(ctx context.Context, namespace, node string) (pod, error
 	return list[i], nil
 }
 
-// get runs kubectl and reads the JSON that it prints.
+// get runs kubectl and parses the JSON that it prints.
 func (k *kubectl) get(ctx context.Context, into any, args ...string) error {
 	var out, errs bytes.Buffer
-	// Before the arguments that a name could be taken for a flag in.
+	// Before the arguments, because a name may look like a flag.
 	cmd := k.command(ctx, append([]string{args[0], "--output=json"}, args[1:]...)...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {

@@ -1,6 +1,6 @@
-// Command fairlead is the node agent, and the verbs that query an agent or work on the host. The
-// verbs are in the packages below, which share package verb and print tables by package columns.
-// Experiments and load generators are in fairlead-lab.
+// Command fairlead is the node agent, and contains the verbs that query an agent or work on the
+// host. The verbs are in the packages below, which share package verb and print tables with package
+// columns. Experiments and load generators are in fairlead-lab.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// version is the version of a plain go build; the Makefile has the linker set it.
+// version is the version of a plain go build; the Makefile makes the linker set it.
 var version = api.Release + "-dev"
 
 // verbs returns the verbs of the program. Those of features are in features.go.
@@ -36,7 +36,7 @@ func verbs() (list []func(cli.Env) *cobra.Command) {
 	return list
 }
 
-// env adds to an environment what verbs know of this program.
+// env adds to an environment what verbs need to know about this program.
 func env(e cli.Env) verb.Env {
 	out := verb.Env{Env: e, Version: version}
 	for _, f := range features() {
@@ -60,7 +60,7 @@ func program(verbs []func(cli.Env) *cobra.Command) cli.Program {
 	}
 }
 
-// next prints one step that leads on, by whether an agent runs.
+// next prints one step to take, depending on whether an agent runs.
 func next(ctx context.Context, w io.Writer) {
 	c := api.Dial(api.DefaultSocket)
 	defer c.Close()

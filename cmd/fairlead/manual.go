@@ -15,9 +15,9 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// main writes the man page of each verb, and what shells complete, below the folder in its
-// argument: as they lie below /usr/share. It is a build of its own, so that hosts do not carry what
-// translates Markdown. The date on the pages is SOURCE_DATE_EPOCH.
+// main writes the man page of each verb, and the completions of shells, below the folder in its
+// argument, as in /usr/share. It is a separate build, so that hosts do not carry the Markdown
+// translator. The date on the pages is SOURCE_DATE_EPOCH.
 func main() {
 	root := program(verbs()).Root(cli.Env{Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv})
 	if err := write(root, os.Args[1]); err != nil {
@@ -44,10 +44,10 @@ func write(root *cobra.Command, dir string) error {
 		root.GenFishCompletionFile(fish, true))
 }
 
-// indented finds the lines of a help that are not to be filled.
+// indented matches the lines of a help that must not be filled.
 var indented = regexp.MustCompile(`(?m)^  `)
 
-// literally makes such lines code, since the pages are made from Markdown.
+// literally turns these lines into code, since the pages are made from Markdown.
 func literally(cmd *cobra.Command) {
 	cmd.Long = indented.ReplaceAllString(cmd.Long, "      ")
 	for _, sub := range cmd.Commands() {

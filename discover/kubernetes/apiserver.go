@@ -23,17 +23,17 @@ import (
 	"github.com/fairlead-project/fairlead/discover"
 )
 
-// InCluster in place of a kubeconfig is the service account of the agent's own pod.
+// InCluster as Kubeconfig selects the service account of the agent's own pod.
 const InCluster = "in-cluster"
 
-// mirrorOf is kubelet's annotation of a mirror pod: the UID by which the runtime knows it.
+// mirrorOf is kubelet's annotation of a mirror pod: the UID that the runtime knows.
 const mirrorOf = "kubernetes.io/config.mirror"
 
-// gather is how long changes are gathered.
+// gather is the time for which changes are collected.
 const gather = 20 * time.Millisecond
 
-// APIServer is the source for the labels and annotations of the pods of one node as they read now:
-// it watches the metadata of these pods. It needs the right to list and watch pods.
+// APIServer is the source for the current labels and annotations of the pods of one node. It
+// watches their metadata, and needs the permission to list and watch pods.
 type APIServer struct {
 	Kubeconfig string // path, or InCluster
 	Node       string // the node's name
@@ -44,8 +44,8 @@ var _ discover.PodSource = APIServer{}
 // Name implements discover.PodSource.
 func (APIServer) Name() string { return "api-server" }
 
-// Run implements discover.PodSource. A kubeconfig that cannot be read is looked at again. News mean
-// nothing to it: the API server reports each change by itself.
+// Run implements discover.PodSource. It retries a kubeconfig that cannot be read. It ignores news,
+// because the API server reports each change by itself.
 func (a APIServer) Run(ctx context.Context, _ <-chan struct{}, publish func(discover.PodReport)) error {
 	for {
 		client, answered, err := a.connect()
@@ -61,8 +61,8 @@ func (a APIServer) Run(ctx context.Context, _ <-chan struct{}, publish func(disc
 	}
 }
 
-// connect makes a client; a value arrives in answered when the API server grants a watch. It may
-// grant lists alone, before each watch that it refuses.
+// connect makes a client. A value arrives in answered when the API server grants a watch: it may
+// grant lists, and then refuse the watch after each.
 func (a APIServer) connect() (client metadata.Interface, answered chan struct{}, err error) {
 	var config *rest.Config
 	if a.Kubeconfig == InCluster {
@@ -120,7 +120,7 @@ func (a APIServer) watch(ctx context.Context, client metadata.Interface, answere
 	})
 	err2 := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
 		if apierrors.IsResourceExpired(err) || errors.Is(err, io.EOF) {
-			return // it is listed again, and watched from there
+			return // the informer lists again, and watches from there
 		}
 		select {
 		case failed <- err:
@@ -135,7 +135,7 @@ func (a APIServer) watch(ctx context.Context, client metadata.Interface, answere
 	go func() { defer close(done); informer.RunWithContext(ctx) }()
 	defer func() { <-done }()
 
-	// A node without pods has no event.
+	// A node without pods causes no event.
 	synced := make(chan struct{})
 	go func() {
 		if cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
@@ -171,7 +171,7 @@ func (a APIServer) watch(ctx context.Context, client metadata.Interface, answere
 	}
 }
 
-// strip leaves out what nobody reads, before it is kept.
+// strip removes unused fields from an object before it is cached.
 func strip(obj any) (any, error) {
 	if m, ok := obj.(*metav1.PartialObjectMetadata); ok {
 		m.ManagedFields, m.OwnerReferences, m.Finalizers = nil, nil, nil

@@ -1,8 +1,8 @@
-// Package kubernetes reports what Kubernetes knows of the pods on this node and their runtime does
-// not: what kubelet has given to them, and how their annotations read now.
+// Package kubernetes reports what Kubernetes knows about the pods on this node and their runtime
+// does not: the resources that kubelet gave them, and their current annotations.
 //
 // It finds no containers (package discover), offers kubelet nothing (agent/deviceplugin), and does
-// not know what a pod is due (policy). Package agent gives its sources to a discover.Set.
+// not decide what applies to a pod (policy). Package agent passes its sources to a discover.Set.
 package kubernetes
 
 import (
@@ -35,7 +35,7 @@ const (
 type Kubelet struct {
 	Socket string        // of that API
 	Domain string        // of the resources, with its slash
-	Every  time.Duration // between two questions without news; 0: 30 s
+	Every  time.Duration // between two queries without news; 0: 30 s
 }
 
 var _ discover.PodSource = Kubelet{}
@@ -43,10 +43,10 @@ var _ discover.PodSource = Kubelet{}
 // Name implements discover.PodSource.
 func (Kubelet) Name() string { return "kubelet" }
 
-// Run implements discover.PodSource. It asks soon after news: kubelet has admitted a pod, and so
-// given it what it requested, before its containers run.
+// Run implements discover.PodSource. It asks soon after news: before a pod's containers run,
+// kubelet has admitted the pod and given it its resources.
 func (k Kubelet) Run(ctx context.Context, news <-chan struct{}, publish func(discover.PodReport)) error {
-	// Without that authority, gRPC sends the path of the socket, which HTTP/2 servers may refuse.
+	// Without this authority, gRPC sends the path of the socket, which HTTP/2 servers may refuse.
 	conn, err := grpc.NewClient("unix://"+k.Socket, grpc.WithAuthority("localhost"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}),
@@ -82,7 +82,7 @@ func (k Kubelet) Run(ctx context.Context, news <-chan struct{}, publish func(dis
 		case <-time.After(next):
 		case <-ctx.Done():
 		}
-		// A burst of pods is one question.
+		// A burst of pods causes one query.
 		select {
 		case <-time.After(minPause - time.Since(began)):
 		case <-ctx.Done():
@@ -105,7 +105,7 @@ func (k Kubelet) ask(ctx context.Context, client podresources.PodResourcesLister
 	return discover.PodReport{Pods: podsOf(got, k.Domain)}
 }
 
-// podsOf returns the pods that were given something of a domain.
+// podsOf returns the pods that have resources of a domain.
 func podsOf(list *podresources.ListPodResourcesResponse, domain string) (pods []discover.Pod) {
 	for _, pod := range list.GetPodResources() {
 		requests := make(map[string]map[string]uint64)

@@ -27,9 +27,9 @@ type CG struct {
 	IO  string // the same for io (v2) or blkio (v1)
 }
 
-// Cgroup creates a scratch cgroup below the roots of the host's hierarchies. It needs root and
-// skips t without. When t ends, Cgroup kills everything that still runs in the cgroup, and removes
-// it with all cgroups below it.
+// Cgroup creates a scratch cgroup below the roots of the host's hierarchies. It needs root, and
+// skips t otherwise. When t ends, Cgroup kills every process in the cgroup, and removes it with all
+// cgroups below it.
 func Cgroup(t testing.TB) CG {
 	t.Helper()
 	NeedRoot(t)
@@ -97,7 +97,7 @@ func (c CG) Child(t testing.TB, name string) CG {
 	return child
 }
 
-// below is c with the paths of cgroups of this name in it.
+// below returns c with the paths of its cgroups with this name.
 func (c CG) below(name string) CG {
 	for _, dir := range []*string{&c.V2, &c.CPU, &c.IO} {
 		if *dir != "" {

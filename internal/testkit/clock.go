@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// Clock is a clock that stands until a test moves it.
+// Clock is a clock that stands still until a test moves it.
 type Clock struct {
 	mu  sync.Mutex
 	now time.Time
 }
 
-// NewClock returns a clock that stands at some time.
+// NewClock returns a clock at a fixed time.
 func NewClock() *Clock { return &Clock{now: time.Unix(1_800_000_000, 0)} }
 
 // Now returns the clock's time, as time.Now does.

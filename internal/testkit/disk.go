@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is a loop device: a disk of its own over a scratch file.
+// Disk is a loop device over a scratch file.
 type Disk struct {
 	Path string // "/dev/loop0"
 
@@ -18,7 +18,7 @@ type Disk struct {
 	device *os.File
 }
 
-// NewDisk makes a disk of so many bytes. It needs root. The disk is closed when t ends.
+// NewDisk makes a disk of size bytes. It needs root. The disk is closed when t ends.
 func NewDisk(t testing.TB, size int) *Disk {
 	t.Helper()
 	return newDisk(t, size, unix.LO_FLAGS_AUTOCLEAR)
@@ -33,7 +33,7 @@ func scratch(t testing.TB, size int) *os.File {
 	return file
 }
 
-// NewFixedDisk makes a disk that is read only, and can have a partition.
+// NewFixedDisk makes a read-only disk that can have a partition.
 func NewFixedDisk(t testing.TB, size int) *Disk {
 	t.Helper()
 	return newDisk(t, size, unix.LO_FLAGS_AUTOCLEAR|unix.LO_FLAGS_READ_ONLY|unix.LO_FLAGS_PARTSCAN)
@@ -41,7 +41,7 @@ func NewFixedDisk(t testing.TB, size int) *Disk {
 
 const loopChangeFD = 0x4c06 // LOOP_CHANGE_FD, include/uapi/linux/loop.h
 
-// Replace puts another file behind a fixed disk, which is another disk by the same number then.
+// Replace puts another file behind a fixed disk. The result is another disk with the same number.
 func (d *Disk) Replace(size int) {
 	d.t.Helper()
 	file := scratch(d.t, size)
@@ -49,8 +49,8 @@ func (d *Disk) Replace(size int) {
 	Must(d.t, unix.IoctlSetInt(int(d.device.Fd()), loopChangeFD, int(file.Fd())))
 }
 
-// Partition has the kernel know one partition of a fixed disk, Path and "p1", or none, as it does when
-// it reads a table.
+// Partition tells the kernel of one partition of a fixed disk, Path and "p1", or of none, as when
+// it reads a partition table.
 func (d *Disk) Partition(there bool) {
 	d.t.Helper()
 	part := unix.BlkpgPartition{Start: 1 << 20, Length: 1 << 20, Pno: 1}
@@ -71,19 +71,19 @@ func newDisk(t testing.TB, size int, flags uint32) *Disk {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	Must(t, err)
 	defer control.Close()
-	for { // others take loop devices, too
+	for { // other processes take loop devices, too
 		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 		Must(t, err)
 		d := &Disk{Path: fmt.Sprintf("/dev/loop%d", n), t: t}
-		// A host that has no udev has no node for a device that has just been made.
+		// A host without udev has no node for a new device.
 		const major = 7
 		if err := unix.Mknod(d.Path, unix.S_IFBLK|0o600, int(unix.Mkdev(major, uint32(n)))); err != unix.EEXIST {
 			Must(t, err)
 		}
 		d.device, err = os.OpenFile(d.Path, os.O_RDWR, 0)
 		Must(t, err)
-		// The kernel releases the file when the last opener of the device closes it, also when this
-		// process is killed.
+		// The kernel releases the file when the last opener closes the device, even if this process
+		// is killed.
 		config := unix.LoopConfig{Fd: uint32(file.Fd()), Info: unix.LoopInfo64{Flags: flags}}
 		if err = unix.IoctlLoopConfigure(int(d.device.Fd()), &config); err == nil {
 			t.Cleanup(d.Close)
@@ -96,7 +96,7 @@ func newDisk(t testing.TB, size int, flags uint32) *Disk {
 	}
 }
 
-// Close releases the disk, which ends when its last opener closes it.
+// Close releases the disk. It ends when its last opener closes it.
 func (d *Disk) Close() {
 	if err := d.device.Close(); !errors.Is(err, os.ErrClosed) {
 		Must(d.t, err)

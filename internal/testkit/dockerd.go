@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Docker is a test's own Docker Engine. It has its own network namespace, mount namespace, state
-// and socket, and its containers are in cgroups of its own. It does not touch the host's firewall,
-// bridges and engine.
+// Docker is a test's private Docker Engine. It has its own network namespace, mount namespace,
+// state and socket, and its containers have separate cgroups. It does not touch the host's
+// firewall, bridges and engine.
 type Docker struct {
 	dockerCLI
 	Socket string // path of the API's socket
@@ -98,8 +98,8 @@ func (d *Docker) Import(t testing.TB, image string, labels ...string) {
 // Start starts the engine again, after Kill.
 func (d *Docker) Start(t testing.TB) {
 	t.Helper()
-	// Kill leaves these files. dockerd takes a number in there for a running process. The number
-	// may belong to a running process indeed, or to an ended one that is not reaped yet.
+	// Kill leaves these files. dockerd takes a PID in them for a running process. The PID may
+	// indeed belong to a running process, or to an ended one that is not reaped yet.
 	os.Remove(filepath.Join(d.dir, "docker.pid"))
 	os.Remove(filepath.Join(d.dir, "exec", "containerd", "containerd.pid"))
 	d.proc = startDaemon(t, d.proc, d.NS, d.dir, "dockerd", d.flags...)
@@ -109,7 +109,7 @@ func (d *Docker) Start(t testing.TB) {
 	})
 }
 
-// Without takes one of dockerd's flags away, from the next Start on.
+// Without removes one of dockerd's flags, from the next Start on.
 func (d *Docker) Without(flag string) {
 	d.flags = slices.DeleteFunc(d.flags, func(f string) bool { return f == flag })
 }
@@ -117,7 +117,7 @@ func (d *Docker) Without(flag string) {
 // PID is the process ID of dockerd, for programs that have to run in its namespaces.
 func (d *Docker) PID() int { return d.proc.cmd.Process.Pid }
 
-// Kill ends dockerd alone, with SIGKILL: its containers and their shims live on.
+// Kill kills dockerd alone: its containers and their shims live on.
 func (d *Docker) Kill() { d.proc.kill() }
 
 // Run runs the docker CLI against the engine and returns its output, without the newline at the
@@ -152,7 +152,7 @@ func (d *dockerCLI) stop(t testing.TB) {
 	d.proc.end(t)
 }
 
-// daemon is a container engine in a mount namespace of its own.
+// daemon is a container engine in a separate mount namespace.
 type daemon struct {
 	cmd  *exec.Cmd
 	name string
@@ -188,7 +188,7 @@ exec "$@"
 	argv := append(append(enter, program), args...)
 	d.cmd = exec.Command(argv[0], argv[1:]...)
 	d.cmd.Stdout, d.cmd.Stderr = log, log
-	// Engines read these variables to find what they must not find here.
+	// Engines read these variables, and would find what they must not find here.
 	d.cmd.Env = append(os.Environ(), "TMPDIR="+dir, "NOTIFY_SOCKET=", "HTTP_PROXY=", "HTTPS_PROXY=", "http_proxy=", "https_proxy=")
 	if err := ns.Do(d.cmd.Start); err != nil {
 		t.Fatalf("start %s: %v", program, err)
@@ -283,8 +283,8 @@ func (d *daemon) end(t testing.TB) {
 	}
 }
 
-// tell logs, for a failed test, the state of the containers and the daemon's log. run is the CLI of
-// Docker.
+// tell logs the state of the containers and the daemon's log if the test has failed. run is
+// Docker's CLI.
 func (d *daemon) tell(t testing.TB, run func(...string) (string, error)) {
 	if !t.Failed() {
 		return

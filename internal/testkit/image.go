@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// Image returns an image as `docker save` writes it: a static busybox with all its applets, which
-// sleeps unless it is told what to do, and files of this machine, by their paths in the image. It
+// Image returns an image in the format of `docker save`. It contains a static busybox with all its
+// applets, which sleeps by default, and files of this machine, by their paths in the image. It
 // needs a static busybox.
 func Image(name string, files map[string]string) ([]byte, error) {
 	layer, err := busyboxTar(files)

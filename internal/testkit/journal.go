@@ -12,9 +12,9 @@ type journal interface {
 	Close() error
 }
 
-// Journal opens a journal (open is journal.Open) in a folder of its own and closes it when t ends.
-// It waits longer for the kernel than an agent does: the end of a polling thread can take seconds
-// where guests and burners occupy all CPUs.
+// Journal opens a journal (open is journal.Open) in a new folder and closes it when t ends. It
+// waits longer for the kernel than an agent does: a polling thread can take seconds to end while
+// guests and burners occupy all CPUs.
 func Journal[J journal](t testing.TB, open func(dir, second string) (J, error)) J {
 	t.Helper()
 	return JournalIn(t, t.TempDir(), open)

@@ -18,10 +18,9 @@ import (
 // runVar marks the processes of one test run in their environment.
 const runVar = "FAIRLEAD_TEST_RUN"
 
-// Main runs the tests of a package and exits. It fails them if they leave on the host anything with
-// fairlead's mark that was not there before: names in /run/netns, cgroups, links and qdiscs of the
-// host's namespace, pins in the BPF file systems, loop devices, and processes that they started.
-// Use it as
+// Main runs the tests of a package and exits. It fails them if they leave behind on the host
+// anything with fairlead's mark: names in /run/netns, cgroups, links and qdiscs of the host's
+// namespace, pins in the BPF file systems, loop devices, and processes that they started. Use it as
 //
 //	func TestMain(m *testing.M) { testkit.Main(m) }
 //
@@ -53,8 +52,8 @@ func Run(m *testing.M) int {
 	return code
 }
 
-// settle waits until look finds nothing that was not there before, and returns what is new when the
-// time is over. Leftovers of an ended process take a moment to vanish.
+// settle waits until look finds nothing new, and returns what is new at the time limit. Leftovers
+// of an ended process take a moment to vanish.
 func settle(before []string, look func() []string, limit time.Duration) []string {
 	deadline := time.Now().Add(limit)
 	for {
@@ -161,7 +160,7 @@ func processes(pid int) []string {
 	return found
 }
 
-// withVariable lists the processes with a variable in their initial environment for which is holds.
+// withVariable lists the processes whose initial environment has a variable for which is returns true.
 func withVariable(is func(string) bool) (pids []string) {
 	environs, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, path := range environs {

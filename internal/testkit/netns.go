@@ -76,9 +76,9 @@ func (n *NS) Do(f func() error) error {
 	})
 }
 
-// away runs f on a thread of its own, which may change its network namespace, and brings the thread
-// back afterwards. A thread that cannot be brought back ends with its goroutine. away never uses
-// the process's first thread: that thread cannot end, and /proc/self/ns refers to it.
+// away runs f on a separate thread, which may change its network namespace, and restores the thread
+// afterwards. A thread that cannot be restored ends with its goroutine. away never uses the
+// process's first thread: that thread cannot end, and /proc/self/ns refers to it.
 func away(f func() error) error {
 	errc := make(chan error, 1)
 	go func() {
@@ -163,7 +163,7 @@ func (n *NS) Start(t testing.TB, name string, arg ...string) *exec.Cmd {
 	}
 	t.Cleanup(func() {
 		cmd.Process.Kill() // an error means that it has ended already
-		cmd.Wait()         // its status is the test's business, not ours
+		cmd.Wait()         // the test, not this function, checks its status
 	})
 	return cmd
 }

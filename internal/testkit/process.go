@@ -13,8 +13,8 @@ import (
 )
 
 // Again starts the program of this test once more, with a variable in its environment ("A=b"), and
-// waits until it prints "go". kill kills the process, at the end of t at the latest, and fails t if it has
-// printed more: why it ended by itself.
+// waits until it prints "go". kill kills the process, at the latest when t ends, and fails t if the
+// process printed more, which says why it ended early.
 func Again(t testing.TB, variable string) (pid int, kill func()) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")

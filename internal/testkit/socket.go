@@ -37,8 +37,8 @@ func SendDatagrams(c net.Conn, n, size int) error {
 	return nil
 }
 
-// Serve copies what comes by TCP at addr, in its caller's network namespace, to what to makes of the
-// connection, until t ends.
+// Serve accepts TCP connections at addr, in its caller's network namespace, until t ends. It copies
+// the data of each to the writer that to returns for it.
 func Serve(t testing.TB, addr string, to func(net.Conn) io.Writer) error {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {

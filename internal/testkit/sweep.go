@@ -11,15 +11,15 @@ import (
 )
 
 // Sweep removes what a killed run of the tests has left, before another run meets it: processes
-// that bear the mark of a run, its cgroups, and the names of namespaces. A cgroup with any other
-// process in it stays. Sweep returns what it has removed. The caller makes sure that no other run is
-// under way; inside one, Sweep does nothing.
+// with the mark of a run, its cgroups, and the names of namespaces. A cgroup with any other process
+// in it stays. Sweep returns what it has removed. The caller makes sure that no other run is in
+// progress; inside one, Sweep does nothing.
 func Sweep() []string {
 	if os.Getenv(runVar) != "" {
 		return nil
 	}
-	// Of tests and sandboxes, of an agent's threads that poll uplinks, whose namespaces have gone with
-	// the run, and of a test's own runtimes.
+	// Cgroups of tests and sandboxes, of an agent's threads that poll uplinks, whose namespaces
+	// have gone with the run, and of a test's own runtimes.
 	groups := []string{"flsandbox-*", "fairlead-test-*", "fairlead-uplink-*", "fldocker-*", "flcontainerd-*", "flpodman-*", "flkubernetes-*"}
 	return append(sweep(runVar+"=", "/sys/fs/cgroup", groups...), sweepNames(netnsNames)...)
 }
@@ -54,7 +54,7 @@ func sweep(mark, root string, names ...string) (removed []string) {
 		here, _ := filepath.Glob(filepath.Join(root, name)) // the patterns are good ones
 		below, _ := filepath.Glob(filepath.Join(root, "*", name))
 		for _, top := range append(here, below...) {
-			dirs, _ := cgroupsIn(top) // it may be gone by now
+			dirs, _ := cgroupsIn(top) // it may have gone
 			for _, dir := range dirs {
 				// Some of our processes may not have ended yet: the removal waits for them.
 				strangers := slices.DeleteFunc(processesIn(dir), func(p string) bool { return slices.Contains(pids, p) })

@@ -1,4 +1,4 @@
-// Package testkit is what fairlead's tests share: skips that are accounted for, scratch namespaces
+// Package testkit is shared by fairlead's tests: skips that are accounted for, scratch namespaces
 // and cgroups that vanish with their test, and a check that a package's tests left nothing behind
 // on the host.
 //
@@ -20,7 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// patience is how long things that end by themselves may take. A busy machine may delay the
+// patience is how long things that end without our help may take. A busy machine may delay the
 // kernel's workers, which take down namespaces and cgroups.
 const patience = 30 * time.Second
 
@@ -45,8 +45,8 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// AwaitNone waits until missing returns "". If that takes longer than on any machine, the test ends
-// with what is missing.
+// AwaitNone waits until missing returns "". If that takes longer than it may on any machine, the
+// test fails with what is missing.
 func AwaitNone(t testing.TB, missing func() string) {
 	t.Helper()
 	for end := time.Now().Add(3 * patience); ; time.Sleep(5 * time.Millisecond) {
@@ -60,7 +60,7 @@ func AwaitNone(t testing.TB, missing func() string) {
 	}
 }
 
-// Check fails the test unless err is nil, and goes on.
+// Check fails the test unless err is nil, but lets it continue.
 func Check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -68,7 +68,7 @@ func Check(t testing.TB, err error) {
 	}
 }
 
-// Same fails the test where a value is not as it should be, and goes on. what names the value.
+// Same fails the test if a value differs, but lets it continue. what names the value.
 func Same[T any](t testing.TB, what string, want, got T, opts ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, opts...); diff != "" {
@@ -87,7 +87,7 @@ func Gives[T any](t testing.TB, what string, want T) func(got T, err error) {
 	}
 }
 
-// None fails the test where a list has anything in it, and goes on.
+// None fails the test if a list is not empty, but lets it continue.
 func None[E any](t testing.TB, what string, list []E) {
 	t.Helper()
 	if len(list) > 0 {
@@ -95,7 +95,7 @@ func None[E any](t testing.TB, what string, list []E) {
 	}
 }
 
-// Is fails the test unless errors.Is(err, want), and goes on. A want of nil is no error.
+// Is fails the test unless errors.Is(err, want), but lets it continue. A want of nil means no error.
 func Is(t testing.TB, what string, err, want error) {
 	t.Helper()
 	if !errors.Is(err, want) {
@@ -103,7 +103,7 @@ func Is(t testing.TB, what string, err, want error) {
 	}
 }
 
-// Fails fails the test unless there is an error, with all of these words, and goes on.
+// Fails fails the test unless there is an error with all of these words, but lets it continue.
 func Fails(t testing.TB, what string, err error, words ...string) {
 	t.Helper()
 	if err == nil || slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(err.Error(), w) }) {

@@ -1,6 +1,6 @@
-// Package block finds the disks of this host in sysfs: the disk that serves a device's requests and
-// so has the knobs for it, and whether writing to a device would destroy data. It changes nothing.
-// The features use it, and so do the programs that measure disks.
+// Package block finds the disks of this host in sysfs: the disk that serves a device's requests,
+// and so has the knobs for it. It also checks whether writing to a device would destroy data. It
+// changes nothing. The features and the programs that measure disks use it.
 package block
 
 import (
@@ -38,10 +38,10 @@ type Disk struct {
 // Number returns MAJ:MIN, as in the kernel's own files: 254:0.
 func (d Disk) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 
-// Identity returns text that distinguishes the disk from others, as far as possible, also after the
-// next boot: model and size, and its WWID or serial number, or the place where it is attached if it
-// has neither. In the last case, another disk of the same model and size in that place has the same
-// identity; its Sequence differs.
+// Identity returns a text that distinguishes the disk from others, as far as possible, even after a
+// reboot: its model and size, and its WWID or serial number, or else the place where it is
+// attached. In the last case, another disk of this model and size in that place has the same
+// identity; only its Sequence differs.
 func (d Disk) Identity() string {
 	return strings.TrimPrefix(fmt.Sprintf("%s, %s, %d bytes", d.Model, d.Unique, d.Size), ", ")
 }

@@ -19,8 +19,8 @@ import (
 // hold data. The text gives the reason.
 var errOccupied = errors.New("writing to it would destroy data")
 
-// Claim opens a disk or a partition to write to all of it. The claim is exclusive until the caller
-// closes the file: meanwhile the kernel refuses to mount the device, to swap to it or to make it
+// Claim opens a disk or a partition in order to overwrite it. The claim is exclusive until the
+// caller closes the file: the kernel then refuses to mount the device, to swap to it, or to make it
 // part of an array. Claim refuses an occupied device with errOccupied.
 func Claim(proc, sys, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL, 0)
@@ -181,8 +181,8 @@ func swapped(proc string, parts []part) (reasons []string, err error) {
 	return reasons, nil
 }
 
-// signatures are those of the formats that container hosts have on their disks, as libblkid finds
-// them. The offset is 0 where none is given.
+// signatures lists the signatures of the formats that container hosts have on their disks, as
+// libblkid finds them. The default offset is 0.
 var signatures = []struct {
 	name, magic string
 	at          []int

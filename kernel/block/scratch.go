@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Holding finds the disk that a directory is on. Errors: ErrNoDevice for a directory that is on no
-// disk, such as in memory, or on a file system of several devices; ErrNoRequests.
+// Holding returns the disk that a directory is on. Errors: ErrNoDevice if it is on no disk, such as
+// in memory, or on a file system of several devices; ErrNoRequests.
 func Holding(sys, dir string) (Disk, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
@@ -23,8 +23,8 @@ func Holding(sys, dir string) (Disk, error) {
 	return d, nil
 }
 
-// Scratch makes a file of mib MiB in a directory. It contains no zeros, because some disks do not
-// store zeros. The file has no name, so it goes however the program ends. The caller closes the
+// Scratch makes a file of mib MiB in a directory. The file contains no zeros, because some disks do
+// not store zeros. It has no name, so it disappears however the program ends. The caller closes the
 // file.
 func Scratch(ctx context.Context, dir string, mib int64) (file *os.File, err error) {
 	if file, err = os.CreateTemp(dir, "fairlead-calibrate"); err != nil {

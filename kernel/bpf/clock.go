@@ -6,15 +6,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clock returns the time as of bpf_ktime_get_ns.
+// Clock returns the time of bpf_ktime_get_ns.
 func Clock() uint64 {
 	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // there is always one
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // this clock always exists
 	return uint64(now.Nano())
 }
 
-// Zero returns the wall time at which Clock was 0. It takes the best of several readings, because the
-// caller may lose its CPU between the two clocks.
+// Zero returns the wall time at which Clock was 0. It takes the best of several readings, because
+// the caller may lose its CPU between reading the two clocks.
 func Zero() (zero time.Time) {
 	best := time.Hour
 	for range 20 {

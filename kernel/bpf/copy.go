@@ -8,29 +8,29 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// ofCopy is the section of the variables that each copy of a program has for itself.
+// ofCopy is the section of the variables that each copy of a program has separately.
 const ofCopy = ".data.copy"
 
-// Idle copies wait for their next user: loading one takes milliseconds of verification, more than
-// all else that a container costs which comes and goes. At most mostIdle of a program wait, for
+// Idle copies wait for their next user. Verifying a new one takes milliseconds, more than
+// everything else that a short-lived container costs. Up to mostIdle copies of a program wait, for
 // idleTime.
 const (
 	mostIdle = 16
 	idleTime = 5 * time.Second
 )
 
-// Copy is a loaded program with variables of its own, those in the section ".data.copy" of its
-// source. It stands where the same program runs for one device or cgroup among many.
+// Copy is a loaded program with its own variables, those in the section ".data.copy" of its source.
+// The same program then runs for many devices or cgroups.
 type Copy struct {
 	*ebpf.Program
 	of    *Object
 	name  string
 	vars  *ebpf.Map
-	until time.Time // of an idle one
+	until time.Time // end of idleTime
 }
 
-// Copy returns a copy of a program with these variables; others of its section are 0. The caller
-// closes it once it is attached nowhere.
+// Copy returns a copy of a program with these variables; the others of its section are 0. The
+// caller closes it once it is no longer attached.
 func (o *Object) Copy(name string, vars Vars) (*Copy, error) {
 	o.mu.Lock()
 	var c *Copy
@@ -54,7 +54,7 @@ func (o *Object) Copy(name string, vars Vars) (*Copy, error) {
 	return c, nil
 }
 
-// Set sets the variables, also of a copy that is attached; others of its section become 0.
+// Set sets the variables, even while the copy is attached; the others of its section become 0.
 func (c *Copy) Set(vars Vars) error {
 	value, err := c.of.section(vars)
 	if err == nil {
@@ -83,7 +83,7 @@ func (o *Object) section(vars Vars) ([]byte, error) {
 	return value, nil
 }
 
-// Close gives the copy back. It must be attached nowhere.
+// Close returns the copy to the idle ones. It must not be attached.
 func (c *Copy) Close() error {
 	o := c.of
 	o.mu.Lock()
@@ -99,16 +99,16 @@ func (c *Copy) Close() error {
 	return nil
 }
 
-// closeIdle closes the copies that have been idle for long enough, and comes again while there are
-// others.
+// closeIdle closes the copies whose idleTime is over, and schedules itself again while others
+// remain.
 func (o *Object) closeIdle() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now, left := time.Now(), false
 	for name, idle := range o.idle {
-		// The first has been idle for longest.
+		// The first has been idle the longest.
 		for len(idle) > 0 && (o.closed || !now.Before(idle[0].until)) {
-			idle[0].close() // of a descriptor: it fails for none that is open
+			idle[0].close() // closing an open descriptor does not fail
 			idle = idle[1:]
 		}
 		o.idle[name] = idle

@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// prefix begins the name of each program of fairlead.
+// prefix starts the name of each program of fairlead.
 const prefix = "fl_"
 
-// Cost is what all loaded programs of one name took in a window.
+// Cost is the cost of all loaded programs of one name in a window.
 type Cost struct {
 	Program string        `json:"program"`
 	Copies  int           `json:"copies"`
@@ -25,9 +25,9 @@ type Cost struct {
 	Time    time.Duration `json:"nanoseconds"`
 }
 
-// Costs has the kernel time the runs of all programs for a window (BPF_ENABLE_STATS), and returns
-// what those of fairlead took, the dearest first. Meanwhile each run of any program reads the clock
-// twice more. It needs CAP_SYS_ADMIN.
+// Costs makes the kernel measure the runs of all programs for a window (BPF_ENABLE_STATS), and
+// returns the costs of fairlead's, the largest first. During the window each run of any program
+// reads the clock twice more. It needs CAP_SYS_ADMIN.
 func Costs(ctx context.Context, window time.Duration) ([]Cost, error) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
@@ -48,7 +48,7 @@ func Costs(ctx context.Context, window time.Duration) ([]Cost, error) {
 		return nil, err
 	}
 	var list []Cost
-	for id, now := range after { // a program that was loaded meanwhile began at 0
+	for id, now := range after { // a program loaded during the window began at 0
 		i := slices.IndexFunc(list, func(c Cost) bool { return c.Program == now.Program })
 		if i < 0 {
 			i, list = len(list), append(list, Cost{Program: now.Program})
@@ -63,7 +63,7 @@ func Costs(ctx context.Context, window time.Duration) ([]Cost, error) {
 	return list, nil
 }
 
-// runs reads what each program of fairlead has taken so far.
+// runs reads the total cost of each program of fairlead.
 func runs() (map[ebpf.ProgramID]Cost, error) {
 	all := make(map[ebpf.ProgramID]Cost)
 	id := ebpf.ProgramID(0)
@@ -76,7 +76,7 @@ func runs() (map[ebpf.ProgramID]Cost, error) {
 		}
 		id = next
 		c, err := ran(id)
-		if err != nil && !errors.Is(err, os.ErrNotExist) { // it has ended meanwhile
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // it has ended since
 			return nil, fmt.Errorf("read BPF program %d: %w", id, err)
 		}
 		if err == nil && strings.HasPrefix(c.Program, prefix) {

@@ -1,7 +1,7 @@
 // Package bpf loads BPF objects: it creates their maps, sets their variables, attaches their
 // programs to tracepoints, and reports how full maps are. It does not attach to devices, as
-// packages qdisc and netdev do, and does not know what a program is for. Features and the rig of
-// the benchmarks call it.
+// packages qdisc and netdev do, and does not know the purpose of a program. Features and the rig of
+// the benchmarks use it.
 package bpf
 
 import (
@@ -26,23 +26,23 @@ type Vars map[string]any
 type Maps map[string]*ebpf.Map
 
 // Object is one compiled .bpf.c. Each map, and each section of variables that change, is made once,
-// for the first program that refers to it, and all programs share it until Close. Constants (const
+// for the first program that refers to it. All programs share it until Close. Constants (const
 // volatile) are separate for each program, and variables of the section ".data.copy" for each Copy.
-// The methods may be called from several goroutines.
+// Methods are safe for concurrent use.
 type Object struct {
 	name string
 	spec *ebpf.CollectionSpec
 
 	mu     sync.Mutex
 	maps   Maps
-	shared Maps               // of other objects, who close them
+	shared Maps               // maps of other objects, which close them
 	idle   map[string][]*Copy // by program
 	sweep  *time.Timer        // of idle copies; nil: there are none
 	closed bool
 }
 
-// Open reads an object by bpf2go's function and sets variables for all of its programs. Nothing is
-// in the kernel yet. shared are maps of other objects that its programs use in place of their own.
+// Open reads an object by bpf2go's function and sets variables for all of its programs. It loads
+// nothing into the kernel yet. Programs use shared maps, of other objects, in place of their own.
 func Open(name string, read func() (*ebpf.CollectionSpec, error), vars Vars, shared Maps) (*Object, error) {
 	spec, err := read()
 	if err == nil {
@@ -54,9 +54,9 @@ func Open(name string, read func() (*ebpf.CollectionSpec, error), vars Vars, sha
 	return &Object{name: name, spec: spec, maps: make(Maps), shared: shared, idle: make(map[string][]*Copy)}, nil
 }
 
-// reserve adds to each LRU map what every CPU may keep for itself: up to 128 free entries, and as many
-// that it has just filled. Others cannot use these, and before Linux 6.16 a map of 8,192 entries would
-// forget live ones at once where 64 CPUs use it.
+// reserve enlarges each LRU map by the entries that every CPU may keep for itself: up to 128 free
+// ones, and 128 recently filled ones. Other CPUs cannot use these. Without them, a map of 8,192
+// entries shared by 64 CPUs would evict live entries at once before Linux 6.16.
 func reserve(spec *ebpf.CollectionSpec) error {
 	cpus, err := ebpf.PossibleCPU()
 	for _, m := range spec.Maps {
@@ -80,9 +80,8 @@ func set(spec *ebpf.CollectionSpec, vars Vars) error {
 	return nil
 }
 
-// Load fills the fields of a struct that are tagged as bpf2go tags them. Programs are loaded with
-// the given values of variables, and are the caller's to close. Maps and variables belong to the
-// Object.
+// Load fills the fields of a struct that have bpf2go's tags. It loads programs with the given
+// values of variables. The caller closes the programs; maps and variables belong to the Object.
 func (o *Object) Load(to any, vars Vars) error {
 	var programs, names []string
 	fields(reflect.TypeOf(to).Elem(), func(name string, typ reflect.Type) {
@@ -112,7 +111,7 @@ func fields(t reflect.Type, fn func(name string, typ reflect.Type)) {
 	}
 }
 
-// Program loads one program, which is the caller's to close. change may change it before.
+// Program loads one program, which the caller closes. change may modify its spec before.
 func (o *Object) Program(name string, vars Vars, change ...func(*ebpf.ProgramSpec)) (p *ebpf.Program, err error) {
 	err = o.load(vars, []string{name}, nil, change, func(c *ebpf.Collection) error {
 		p = c.DetachProgram(name)
@@ -121,8 +120,8 @@ func (o *Object) Program(name string, vars Vars, change ...func(*ebpf.ProgramSpe
 	return p, err
 }
 
-// Maps returns the maps that programs have needed so far, and the sections of variables, for other
-// objects to share. They belong to the Object.
+// Maps returns the maps that programs have needed so far, and the sections of variables, so that
+// other objects can share them. They belong to the Object.
 func (o *Object) Maps() Maps {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -144,7 +143,7 @@ func (o *Object) Attach(programs ...string) (links Links, err error) {
 	return links, err
 }
 
-// Programs loads programs, in this order, which are the caller's to close: all of them, or none.
+// Programs loads programs, in this order: all of them, or none. The caller closes them.
 func (o *Object) Programs(names ...string) (programs []*ebpf.Program, err error) {
 	err = o.load(nil, names, nil, nil, func(c *ebpf.Collection) error {
 		for _, name := range names {
@@ -179,12 +178,12 @@ func (ls Links) Close() error {
 	return errors.Join(errs...)
 }
 
-// Unlink detaches a program from a device or a cgroup, and closes the link. Closing alone detaches it
-// only once nobody else, such as bpftool, has the link open.
+// Unlink detaches a program from a device or a cgroup, and closes the link. Close alone does not
+// detach it while another process, such as bpftool, has the link open.
 func Unlink(l link.Link) error { return errors.Join(l.Detach(), l.Close()) }
 
-// load loads programs, all maps that they refer to, and the named maps, and calls use with them.
-// What use does not take is closed.
+// load loads programs, all maps that they refer to, and the named maps, and calls use with them. It
+// closes everything that use does not take.
 func (o *Object) load(vars Vars, programs, names []string, change []func(*ebpf.ProgramSpec), use func(*ebpf.Collection) error) (err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -213,7 +212,7 @@ func (o *Object) load(vars Vars, programs, names []string, change []func(*ebpf.P
 		}
 		wanted[name] = p
 	}
-	// A copy of all would take as long as to load a program.
+	// Copying the whole spec would take as long as loading a program.
 	spec := &ebpf.CollectionSpec{Programs: wanted, Maps: maps.Clone(o.spec.Maps), Variables: maps.Clone(o.spec.Variables), ByteOrder: o.spec.ByteOrder}
 	maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool { return !need[name] })
 	maps.DeleteFunc(spec.Variables, func(name string, v *ebpf.VariableSpec) bool { return !need[v.SectionName] && vars[name] == nil })

@@ -8,13 +8,13 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// typesRead holds types of the kernel that were read for one object, for the next one: to read them
-// takes longer than to load most objects. A pool gives the memory back, some megabytes, when
-// nothing was loaded during two garbage collections.
+// typesRead keeps kernel types that were read for one object for the next: reading them takes
+// longer than loading most objects. As a pool, it frees this memory, some megabytes, if nothing was
+// loaded during two garbage collections.
 var typesRead = sync.Pool{New: func() any { return btf.NewCache() }}
 
-// WithTypes calls do with a cache of the types of the running kernel and its modules. The cache is
-// do's alone until it returns.
+// WithTypes calls do with a cache of the types of the running kernel and its modules. do has
+// exclusive use of the cache.
 func WithTypes(do func(*btf.Cache) error) error {
 	c := typesRead.Get().(*btf.Cache)
 	if !current(c, "/sys/kernel/btf") {
@@ -24,8 +24,8 @@ func WithTypes(do func(*btf.Cache) error) error {
 	return do(c)
 }
 
-// current reports whether the modules that a cache knows are those that dir lists now: the cache
-// lists them only once.
+// current reports whether a cache knows the modules that dir lists now. A cache lists them only
+// once.
 func current(c *btf.Cache, dir string) bool {
 	known, err := c.Modules()
 	if err != nil {

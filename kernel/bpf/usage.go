@@ -9,15 +9,15 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Usage is how full a map is.
+// Usage tells how full a map is.
 type Usage struct {
 	Object, Map         string
 	Entries, MaxEntries int
 }
 
-// Usage returns how full the object's hash maps are; other maps are full from the
-// beginning. The kernel keeps no count of entries, so Usage reads all of them: 20
-// ms for 65,536. It leaves out a map that cannot be read.
+// Usage returns how full the object's hash maps are; other maps are always full. The kernel keeps
+// no count of entries, so Usage reads all of them: 20 ms for 65,536. It omits a map that cannot be
+// read.
 func (o *Object) Usage() (list []Usage) {
 	if o == nil {
 		return nil

@@ -31,9 +31,9 @@ const maxValue = 64 << 10
 // [Quota].
 func File(path string) journal.Knob { return file(path) }
 
-// Open opens a knob of this package that an earlier process wrote into the journal. It refuses a path
-// that is not clean or not below root, the directory above all hierarchies, and a file that is none
-// of the kind.
+// Open opens a knob of this package that an earlier process wrote into the journal. It refuses a
+// path that is not clean or not below root, the directory above all hierarchies, and a file that
+// does not have the kind.
 func Open(root string, ref journal.Ref) (journal.Knob, error) {
 	path, device := ref.Object, ""
 	if ref.Kind == KindLine {
@@ -60,7 +60,7 @@ func Open(root string, ref journal.Ref) (journal.Knob, error) {
 	return nil, fmt.Errorf("open knob %s %q: no file of that kind", ref.Kind, ref.Object)
 }
 
-// fileOf opens the knob to which a file belongs: cpu.idle is a part of the weight's.
+// fileOf opens the knob to which a file belongs: cpu.idle belongs to the weight's.
 func fileOf(path string) journal.Knob {
 	switch f := file(path); filepath.Base(path) {
 	case weightFile, sharesFile:
@@ -85,7 +85,7 @@ func (f file) Read() (string, error) {
 }
 
 func (f file) Write(value string) error {
-	h, err := f.open(unix.O_WRONLY | unix.O_TRUNC) // as a shell does; for files on a disk, in tests
+	h, err := f.open(unix.O_WRONLY | unix.O_TRUNC) // as a shell does: tests use files on a disk
 	if err != nil {
 		return fmt.Errorf("write cgroup file: %w", err)
 	}
@@ -99,8 +99,8 @@ func (f file) Write(value string) error {
 	return nil
 }
 
-// open follows no symbolic link anywhere in the path. Cgroup trees have none, so a link is the work
-// of another user who may make directories.
+// open follows no symbolic link anywhere in the path. Cgroup trees have none, so another user who
+// may make directories must have made it.
 func (f file) open(flags uint64) (*os.File, error) {
 	path := string(f)
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
@@ -183,7 +183,7 @@ func (f *Files) read(path string) (string, error) {
 	return text, nil
 }
 
-// readFrom reads a file from its beginning, at which the kernel makes the text anew.
+// readFrom reads a file from its beginning, where the kernel generates the text again.
 func readFrom(h *os.File) (string, error) {
 	b, err := io.ReadAll(io.NewSectionReader(h, 0, maxValue+1))
 	if err != nil {

@@ -58,8 +58,8 @@ func (g group) Write(value string) error {
 	return nil
 }
 
-// Children returns the paths of up to most cgroups directly below a directory, also with an error; it
-// reads little more of the directory.
+// Children returns the paths of up to most cgroups directly below a directory, even with an error.
+// It reads little more of the directory.
 func Children(dir string, most int) (dirs []string, err error) {
 	const some = 128 // a cgroup has fewer files of its own
 	f, err := os.Open(dir)

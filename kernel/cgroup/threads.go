@@ -32,8 +32,8 @@ func Threads(dir string, most int) (tids []int, err error) {
 	return tids, nil
 }
 
-// Procs returns up to most of the processes in a cgroup directory itself, kernel threads included; none
-// of a threaded cgroup. Errors: journal.ErrGone.
+// Procs returns up to most of the processes in a cgroup directory itself, kernel threads included.
+// A threaded cgroup has none. Errors: journal.ErrGone.
 func Procs(dir string, most int) ([]int, error) {
 	pids, err := threads(filepath.Join(dir, procsFile), most)
 	if errors.Is(err, unix.EOPNOTSUPP) {

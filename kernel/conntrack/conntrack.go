@@ -76,12 +76,12 @@ func Open(ns *netdev.NS) (*Table, error) {
 // Close closes the socket.
 func (t *Table) Close() { t.s.Close() }
 
-// BeLiberal makes the table accept packets of TCP connections, in both directions, outside of the
-// window that it has seen, as net.netfilter.nf_conntrack_tcp_be_liberal does for all. It returns
-// for each tuple, of either direction, whether there is such a connection, in the default zone. It
-// changes neither the state nor the timeout of the connection. A connection stays so until its
-// entry goes, also if the agent ends, as the table can never recover packets that it has not seen.
-// So there is no journal entry. An error comes with those found before it. Errors: ErrUnsupported.
+// BeLiberal makes the table accept packets of TCP connections, in both directions, outside the window
+// that it has seen, as net.netfilter.nf_conntrack_tcp_be_liberal does for all connections. It reports
+// for each tuple, of either direction, whether there is such a connection in the default zone. It
+// does not change the connection's state or timeout. The setting lasts as long as the entry, even if
+// the agent ends, because the table can never recover packets that it has not seen. So it needs no
+// journal entry. An error comes with the connections found before it. Errors: ErrUnsupported.
 func (t *Table) BeLiberal(tuples []Tuple) (found []bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -120,19 +120,19 @@ func (t *Table) send(tuples []Tuple, found []bool) error {
 			return err
 		}
 		if from.Pid != nl.PidKernel {
-			continue // CAP_NET_ADMIN in the namespace is enough to send here
+			continue // any process with CAP_NET_ADMIN in the namespace can send here
 		}
 		for _, m := range msgs {
 			i, asked := at[m.Header.Seq]
 			if m.Header.Type != unix.NLMSG_ERROR || !asked || len(m.Data) < 4 {
-				continue // an answer that an earlier call gave up on
+				continue // the answer to an earlier call that gave up
 			}
 			delete(at, m.Header.Seq)
 			switch errno := unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data))); errno {
 			case 0:
 				found[i] = true
 			case unix.ENOENT: // no such connection
-			case unix.EINVAL, unix.EOPNOTSUPP: // nfnetlink knows no such subsystem
+			case unix.EINVAL, unix.EOPNOTSUPP: // nfnetlink lacks this subsystem
 				failed = ErrUnsupported
 			default:
 				failed = errno

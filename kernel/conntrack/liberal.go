@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// Liberal reports whether a namespace takes TCP packets outside of the window as valid
-// (net.netfilter.nf_conntrack_tcp_be_liberal). On a kernel without conntrack it does not.
+// Liberal reports whether a namespace accepts TCP packets outside the window as valid
+// (net.netfilter.nf_conntrack_tcp_be_liberal). Without conntrack it reports false.
 func Liberal(ns *netdev.NS) (liberal bool, err error) {
 	err = ns.Do(func() error {
 		// /proc/sys/net shows the namespace of the opening thread.

@@ -1,5 +1,5 @@
-// Package enter starts programs inside containers: they are born in the cgroups and in the network
-// namespace of one, and see the host's files, users and processes.
+// Package enter starts programs inside containers: in the cgroups and the network namespace of a
+// container, but with the host's files, users and processes.
 //
 // It makes neither cgroups nor namespaces, and writes nothing that has to be undone. The verb
 // latency run and the sandboxes of lab call it.
@@ -43,7 +43,7 @@ func Of(roots kernel.Roots, pid int) (Place, error) {
 	return In(roots.Proc, Trees(layout, roots.Cgroup), pid)
 }
 
-// In is Of for trees that are known.
+// In is Of with the trees already known.
 func In(proc string, trees []Tree, pid int) (Place, error) {
 	p := Place{Proc: proc}
 	for _, t := range trees {
@@ -62,7 +62,7 @@ func In(proc string, trees []Tree, pid int) (Place, error) {
 func (p Place) Close() error { return p.NetNS.Close() }
 
 // Process is a program that was started in a place. It is killed when the process that started it
-// ends in any way.
+// ends, in whatever way.
 type Process struct {
 	PID  int
 	cmd  *exec.Cmd
@@ -91,7 +91,7 @@ func (p *Process) Signal(sig os.Signal) error {
 // Kill ends the process; the caller may wait for Done.
 func (p *Process) Kill() { p.Signal(unix.SIGKILL) }
 
-// Start runs cmd in the place and, if cpus are given, on those only. The caller sets the command;
+// Start runs cmd in the place and, if cpus are given, only on those. The caller sets the command;
 // of SysProcAttr only Pdeathsig and Cloneflags count, and without it the program is killed when
 // this process ends. The caller waits through the Process, not through cmd.
 func (p Place) Start(cmd *exec.Cmd, cpus ...int) (*Process, error) {
@@ -217,8 +217,8 @@ type Group struct {
 	Dir string
 }
 
-// Trees lists the hierarchies in which a container has a group of its own, v2 first. root is where
-// the v1 ones are mounted.
+// Trees lists the hierarchies in which each container has a separate group, v2 first. root is where
+// the v1 hierarchies are mounted.
 func Trees(l cgroup.Layout, root string) []Tree {
 	trees := []Tree{{Mount: l.V2, V2: true}}
 	seen := map[string]bool{realPath(l.V2): true}

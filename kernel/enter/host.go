@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HostCgroups makes all cgroups of the host visible to a program in a container that has the host's
-// processes and cgroup tree: on cgroup v2 a runtime gives it a cgroup namespace of its own, in which
-// proc names the cgroups of others by paths that lead nowhere. It joins that of process 1, and
-// executes the program again, since a namespace counts for one thread only. Where it sees process 1,
-// it does nothing. Call it before anything else is done.
+// HostCgroups makes all cgroups of the host visible to a program in a container with the host's
+// processes and cgroup tree. On cgroup v2 a runtime gives such a container its own cgroup namespace,
+// in which proc shows the cgroups of others by paths that lead nowhere. HostCgroups joins the
+// namespace of process 1, and executes the program again, since a thread's namespace is not shared by
+// other threads. If the paths are already right, it does nothing. Call it before anything else.
 func HostCgroups(proc string) error {
 	init, err := os.ReadFile(filepath.Join(proc, "1/cgroup"))
 	if err != nil {
 		return fmt.Errorf("read cgroups of process 1: %w", err)
 	}
 	if !bytes.Contains(init, []byte(":/..")) {
-		return nil // its paths lead somewhere
+		return nil // its paths are valid
 	}
 	name := filepath.Join(proc, "1/ns/cgroup")
 	its, err := os.Readlink(name)
@@ -33,7 +33,7 @@ func HostCgroups(proc string) error {
 	if err != nil {
 		return fmt.Errorf("read own cgroup namespace: %w", err)
 	}
-	if its == own { // to execute again would change nothing, for ever
+	if its == own { // executing again would change nothing, forever
 		return errors.New("process 1 is outside the root of its own cgroup namespace: paths of cgroups lead nowhere")
 	}
 	f, err := os.Open(name)

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clock is one moment by both clocks. An Expiry is an amount of time, so it is kept by the
-// monotonic clock, which cannot be set and which stands still while the host is suspended. That
-// clock is the same for all processes of a boot, and so is the value in the file.
+// clock is one moment on both clocks. An Expiry is a span of time, so the file stores it on the
+// monotonic clock, which cannot be set and which stops while the host is suspended. All processes
+// of a boot share that clock.
 type clock struct {
 	now       time.Time
 	monotonic time.Duration
@@ -22,7 +22,7 @@ func readClock() (clock, error) {
 	return clock{time.Now(), time.Duration(ts.Nano())}, nil
 }
 
-// lapses returns an expiry by the monotonic clock, in ns. It returns 0 for no expiry, and for that of an
+// lapses converts an expiry to the monotonic clock, in ns. It returns 0 for no expiry, and for an
 // injected clock, which has no monotonic reading.
 func (c clock) lapses(expiry time.Time) int64 {
 	if expiry == expiry.Round(0) {

@@ -1,12 +1,12 @@
-// Package journal records every change of host state before it is made, so that it can be undone:
-// by the agent when it stops, or by `fairlead restore` after the agent was killed.
+// Package journal records every change of host state before it is made, so that the agent can undo
+// it when it stops, or `fairlead restore` after the agent was killed.
 //
-// Several features may turn one knob. Each has a claim on it, which it makes and takes back by
-// itself. The claims together determine the value in force. The value from before comes back when
-// the last claim has gone.
+// Several features may turn one knob. Each makes and withdraws its own claim on it. All claims
+// together determine the value in force. The original value returns when the last claim is
+// withdrawn.
 //
-// It is neither a history of the host nor a lock on it. Others may change the same values; their
-// changes are left alone and reported.
+// The journal is neither a history of the host nor a lock on it. Other programs may change the same
+// values; it leaves their changes alone and reports them.
 //
 // The file is DIR/journal-BOOT, where BOOT is the kernel's boot id. Its first line is the version
 // of the format. Each change of a knob is one line of JSON with all claims on it, appended by a
@@ -30,13 +30,12 @@ import (
 // ErrBusy is returned by Open while another Journal holds the directory.
 var ErrBusy = errors.New("journal is held by another process")
 
-// ErrCorrupt is returned by Open for a damaged file, which it has set aside (renamed to
-// NAME.corrupt), and for one that lacked entries of its copy. The next Open continues with the
-// intact entries of both.
+// ErrCorrupt is returned by Open for a damaged file, which it renames to NAME.corrupt, and for a
+// file that lacked entries of its copy. The next Open continues with the intact entries of both.
 var ErrCorrupt = errors.New("journal is corrupt")
 
-// ErrVersion is returned by Open for a file in the format of another release. Open leaves the file
-// as it is: that release can undo its entries (`fairlead restore`).
+// ErrVersion is returned by Open for a file of another release, which has another format. Open
+// leaves the file unchanged: that release can undo its entries (`fairlead restore`).
 var ErrVersion = errors.New("journal is another release's")
 
 // ErrChanged is returned by TurnGiven when the host's owner has set another value.
@@ -45,8 +44,8 @@ var ErrChanged = errors.New("changed by somebody else")
 // maxText bounds each string of an entry, in bytes.
 const maxText = 64 << 10
 
-// Entry is one feature's claim on a knob, which is or may be in force, and the value of the knob
-// before any claim. Entries of one Ref differ in their claims alone.
+// Entry is one feature's claim on a knob, which is or may be in force, and the knob's value before
+// any claim. Entries of one Ref differ only in their claims.
 type Entry struct {
 	Ref    Ref    `json:"ref"`
 	Before string `json:"before"` // what Restore puts back once the last claim has gone
@@ -86,9 +85,9 @@ type Journal struct {
 	notes
 }
 
-// Open opens the journal in dir for the running boot. It creates a missing dir with mode 0700. It
-// needs no room on the disk, and neither does Restore. A second directory has a copy, for the case
-// that the file in dir is damaged or removed; "": none. Errors: ErrBusy, ErrCorrupt, ErrVersion.
+// Open opens the journal in dir for the running boot. It creates a missing dir with mode 0700.
+// Neither Open nor Restore needs room on the disk. A second directory keeps a copy, in case the
+// file in dir is damaged or removed; "": none. Errors: ErrBusy, ErrCorrupt, ErrVersion.
 func Open(dir, second string) (*Journal, error) {
 	boot, err := BootID("/proc")
 	if err != nil {
@@ -126,8 +125,8 @@ func (j *Journal) Attribute(source func(container uint64) string) {
 }
 
 // SetPatience replaces two limits of 5 s by d: how long one call to the host may block others, and
-// how long all calls that do not return may delay Restore. It is for hosts on which every call is
-// slow, such as those with emulated CPUs. Call it before any other method.
+// how long all calls that hang may delay Restore. It is for hosts on which every call is slow, such
+// as those with emulated CPUs. Call it before any other method.
 func (j *Journal) SetPatience(d time.Duration) { j.patience = d }
 
 // Turn sets k to value on behalf of by, until it is undone. See TurnUntil.
@@ -196,7 +195,7 @@ func (j *Journal) turn(k Knob, given *string, c Entry) error {
 			old, have = note{Ref: c.Ref, Before: before, Wrote: now}, true
 		}
 	}
-	// kept: no other program has changed the value since the last Turn, unless back to Before.
+	// kept: since the last Turn no other program changed the value, except back to Before.
 	kept := have && (now == old.Before || old.ours(k, now))
 	next := note{seq: old.seq, Ref: c.Ref, Before: now, claims: old.claims}
 	if kept {
@@ -240,10 +239,10 @@ func (j *Journal) turn(k Knob, given *string, c Entry) error {
 	return j.change(c.Ref, func(n note) note { n.Prior = nil; return n })
 }
 
-// set calls k.Write. While the write changes another part of the host too, a note records that, so
-// that a kill in between changes nothing for good. The note is expired from the beginning: an agent
-// that finds it undoes the change. Its place is that of k, which the caller has entered, so no
-// other goroutine undoes it meanwhile.
+// set calls k.Write. If the write temporarily changes another part of the host, a note records that
+// change, so that a kill in between leaves nothing changed for good. The note is expired from the
+// start: an agent that finds it undoes the change. Its place is that of k, which the caller has
+// entered, so no other goroutine undoes it meanwhile.
 func (j *Journal) set(k Knob, value string) error {
 	x, ok := k.(Exposing)
 	if !ok {
@@ -303,7 +302,7 @@ func (j *Journal) retreat(k Knob, tried, old note, now string) error {
 	return j.put(tried)
 }
 
-// storable refuses text that the file cannot return unchanged.
+// storable refuses text that the file could not return unchanged.
 func storable(texts ...string) error {
 	for _, s := range texts {
 		if len(s) > maxText {

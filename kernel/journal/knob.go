@@ -45,12 +45,12 @@ type Composed interface {
 	Compose(wants []string) string
 }
 
-// marked is an optional interface of a Knob with values that nobody but fairlead writes. If such a
-// value is there without an entry, the entry was lost: Turn makes it anew, and does not take the
-// value for the owner's.
+// marked is an optional interface of a Knob with values that only fairlead writes. If such a value
+// is there without an entry, the entry was lost. Turn then recreates it, and does not attribute the
+// value to the host's owner.
 type marked interface {
 	Knob
-	// Unmarked returns the value that comes back in place of a marked one.
+	// Unmarked returns the value that replaces a marked one when it is undone.
 	Unmarked(value string) (before string, ours bool)
 }
 

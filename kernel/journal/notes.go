@@ -12,15 +12,15 @@ import (
 	"time"
 )
 
-// notes are the entries, in the file and in memory. They know nothing of knobs.
+// notes are the entries, in the file and in memory. They do not access knobs.
 //
 // The lock writing is taken before mu. writing is held while the file is written. mu is never held
 // during a wait.
 type notes struct {
 	writing sync.Mutex // one change at a time; guards store, last and untidy
 	store   *store
-	last    uint64 // highest number given out
-	untidy  int    // records allowed before the next attempt to rewrite the file, after one has failed
+	last    uint64 // highest number assigned
+	untidy  int    // records allowed before the next attempt to rewrite the file, after a failed one
 
 	mu     sync.Mutex    // guards the fields below; byRef changes with writing held too
 	byRef  map[Ref]*note // a note is replaced, never changed
@@ -30,12 +30,12 @@ type notes struct {
 	broken atomic.Bool
 }
 
-// Broken reports whether there was a panic in the Journal, or in a Knob or a function that it has
-// called. It may then differ from the host: the process is to end at once, without undoing anything,
-// and the next Open goes on with what is in the file.
+// Broken reports whether there was a panic in the Journal, or in a Knob or function that it called.
+// The Journal may then differ from the host. The process must end at once, without undoing
+// anything, and the next Open continues with the content of the file.
 func (n *notes) Broken() bool { return n.broken.Load() }
 
-// intact is deferred by what changes or lists the notes.
+// intact is deferred by every function that changes or lists the notes.
 func (n *notes) intact() {
 	if p := recover(); p != nil {
 		n.broken.Store(true)
@@ -43,8 +43,8 @@ func (n *notes) intact() {
 	}
 }
 
-// Close releases the directory. Values in force stay in force. Afterwards nothing can be turned or
-// restored (os.ErrClosed). A second Close does nothing.
+// Close releases the directory. Values in force stay in force. After Close, turning and restoring
+// return os.ErrClosed. A second Close does nothing.
 func (n *notes) Close() error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
@@ -64,13 +64,13 @@ func (n *notes) isClosed() bool {
 	return n.closed
 }
 
-// Extend sets the expiry of the entries that match (zero: never), and changes nothing on the host.
+// Extend sets the expiry of the matching entries (zero: never). It does not change the host.
 func (n *notes) Extend(match func(Entry) bool, expiry time.Time) error {
 	return n.amend("extend", match, func(c *claim) { c.Expiry = expiry })
 }
 
-// Reassign changes the owner of the entries that match, and changes nothing on the host. It is for
-// a knob that several containers share, when its owner ends before the others.
+// Reassign changes the owner of the matching entries. It does not change the host. It is for a knob
+// that several containers share, when its owner ends before the others.
 func (n *notes) Reassign(match func(Entry) bool, to Owner) error {
 	if err := storable(to.Feature); err != nil {
 		return fmt.Errorf("reassign: %w", err)
@@ -79,11 +79,11 @@ func (n *notes) Reassign(match func(Entry) bool, to Owner) error {
 	return n.amend("reassign", match, func(c *claim) { c.Owner, c.Source = to, source })
 }
 
-// Rename replaces the Ref and the values of the entries that match by those that to returns, and
-// changes nothing on the host. It is for objects that were renamed, and for values that contain
-// such a name. Other claims on the same object move with it. Rename goes on after a failure. An
-// entry keeps its Ref if another entry has the new one. A knob that is turned meanwhile stays as it
-// is.
+// Rename replaces the Ref and the values of the matching entries by those that to returns. It does
+// not change the host. It is for objects that were renamed, and for values that contain such a
+// name. Other claims on the same object move with it. Rename continues after a failure. An entry
+// keeps its Ref if another entry has the new one. A knob that is turned at the same time stays
+// unchanged.
 func (n *notes) Rename(match func(Entry) bool, to func(Entry) Entry) error {
 	defer n.intact()
 	if n.isClosed() {
@@ -199,12 +199,12 @@ func (n *notes) Given(ref Ref, now string) string {
 	return now
 }
 
-// sorted returns the notes with a claim that matches, oldest first; nil matches all.
+// sorted returns the notes with a matching claim, oldest first; nil matches all.
 func (n *notes) sorted(match func(Entry) bool) []*note {
 	n.mu.Lock()
 	all := slices.AppendSeq(make([]*note, 0, len(n.byRef)), maps.Values(n.byRef))
 	n.mu.Unlock()
-	// Usually few of many match.
+	// Usually only few match.
 	list := slices.DeleteFunc(all, func(e *note) bool {
 		return !slices.ContainsFunc(e.claims, func(c claim) bool { return match == nil || match(e.entry(c)) })
 	})
@@ -232,8 +232,8 @@ func (n *notes) attributed(to Owner) string {
 	return source(to.Container)
 }
 
-// put, change and drop change the file first and the memory second: an error leaves both as they
-// were. What is as it is to be is not written.
+// put, change and drop change the file before the memory, so an error leaves both unchanged. They
+// do not write what is already there.
 func (n *notes) put(e note) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
@@ -303,9 +303,8 @@ func (n *notes) end(ref Ref) error {
 	return nil
 }
 
-// tidy keeps the file from growing without bound; the caller holds writing. If that fails (the disk
-// is full), the notes and the file stay valid, and tidy tries again after the same number of
-// records.
+// tidy bounds the size of the file; the caller holds writing. If that fails because the disk is
+// full, the notes and the file stay valid, and tidy tries again after the same number of records.
 func (n *notes) tidy() {
 	if n.store.main.lines < max(n.untidy, slack+4*len(n.byRef)) {
 		return

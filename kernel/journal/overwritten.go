@@ -5,9 +5,9 @@ import (
 	"io"
 )
 
-// Overwritten returns the owners of the claims on the matching entries' knobs that are not in force any
-// more, because another program has written there. claimed is false if no entry matches. It goes on
-// after an error.
+// Overwritten returns the owners of the claims that are no longer in force because another program
+// wrote to their knobs, for the entries that match. claimed is false if no entry matches. It
+// continues after an error.
 func (j *Journal) Overwritten(open Opener, match func(Entry) bool) (by []Owner, claimed bool, err error) {
 	var errs []error
 	for _, n := range j.sorted(match) {
@@ -19,7 +19,7 @@ func (j *Journal) Overwritten(open Opener, match func(Entry) bool) (by []Owner, 
 }
 
 func (j *Journal) overwritten(open Opener, ref Ref) (by []Owner, err error) {
-	leave, err := j.places.enter(ref.place(), j.patience) // a Turn that is under way has ended by then
+	leave, err := j.places.enter(ref.place(), j.patience) // a Turn in progress ends first
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +32,7 @@ func (j *Journal) overwritten(open Opener, ref Ref) (by []Owner, err error) {
 	if c, ok := k.(io.Closer); ok {
 		defer c.Close()
 	}
-	n, _ := j.note(ref) // without claims if it has been dropped meanwhile
+	n, _ := j.note(ref) // without claims if it was dropped meanwhile
 	if errors.Is(err, ErrGone) || err == nil && n.ours(k, value) {
 		return nil, nil
 	}

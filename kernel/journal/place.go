@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// hangs limits how long one call of a Knob or an Opener may block others, and how long all calls
-// that do not return may delay Restore. The kernel needs milliseconds for such a call, and seconds
-// while it frees a large namespace.
+// hangs limits how long one call of a Knob or an Opener may block others, and how long all hanging
+// calls may delay Restore. The kernel needs milliseconds for such a call, and seconds while it
+// frees a large namespace.
 const hangs = 5 * time.Second
 
-// ErrStuck means that a call that reads or writes the host has not returned in time, now or earlier
-// at the same place. Nothing can end a call inside the kernel. The entry is kept.
+// ErrStuck means that a call that reads or writes the host has not returned in time, either this one
+// or an earlier one at the same place. Nothing can end a call inside the kernel. The entry stays.
 var ErrStuck = errors.New("a call to the host does not return")
 
 // place returns the part of the host in which knobs are turned one at a time; see Ref.
@@ -35,7 +35,7 @@ func (r Ref) device() string {
 	return ""
 }
 
-// places are the places with a call in progress. The zero value is ready.
+// places holds the places with a call in progress. The zero value is ready to use.
 type places struct {
 	mu   sync.Mutex
 	busy map[string]*visit

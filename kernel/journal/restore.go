@@ -30,15 +30,15 @@ type Outcome struct {
 	Err    error  `json:"-"`               // for Failed
 }
 
-// errLater is why a knob waits for its turn.
+// errLater is the reason why an older knob is not undone yet.
 var errLater = errors.New("a later change of the same device is not undone yet")
 
-// Restore undoes the entries that match (nil: all), the newest knobs first. It works by
-// compare-and-set: it replaces only a value that fairlead wrote, by the result of the remaining
-// claims, or by Before if none remain. It goes on after a failure, but not with the older knobs of
-// the same device: with generic receive offload a veth loses its NAPI contexts, and the kernel then
-// refuses to change whether threads poll them. The error joins those of all outcomes. It abandons a call that does not return, and the entry's Outcome is Failed with
-// ErrStuck. If the call returns later, the entry is dropped then.
+// Restore undoes the matching entries (nil: all), the newest knobs first. It compares before it sets:
+// it replaces only a value that fairlead wrote, by the result of the remaining claims, or by Before
+// if none remain. After a failure it continues, but not with the older knobs of the same device: with
+// generic receive offload a veth loses its NAPI contexts, and the kernel then refuses to change
+// whether threads poll them. The error joins those of all outcomes. Restore abandons a call that
+// hangs, with ErrStuck in the entry's Outcome. If the call returns later, the entry is dropped then.
 func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error) {
 	defer j.intact()
 	if j.isClosed() {
@@ -58,7 +58,7 @@ func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error
 			out, errs = append(out, outcomes(n.entries(match), Failed, "", err)...), append(errs, err)
 			continue
 		}
-		// Each knob gets some time, however much the others have used.
+		// Each knob gets some time, even if others have used up the rest.
 		tried := j.restore(open, e.Ref, match, max(left, j.patience/100))
 		if len(tried) > 0 && errors.Is(tried[0].Err, ErrStuck) {
 			left -= time.Since(began)
@@ -75,7 +75,7 @@ func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error
 	return out, errors.Join(errs...)
 }
 
-// restore takes back the claims on one knob that match, and returns an Outcome for each. There are
+// restore withdraws the matching claims on one knob, and returns an Outcome for each. It returns
 // none if the claims have gone meanwhile.
 func (j *Journal) restore(open Opener, ref Ref, match func(Entry) bool, limit time.Duration) []Outcome {
 	failed := func(err error) []Outcome {
@@ -162,7 +162,7 @@ func (j *Journal) release(open Opener, n note, left []claim) (Result, string, er
 	if err != nil {
 		return Failed, "", err
 	}
-	// Claims in left may have changed meanwhile: keep their current state.
+	// The claims in left may have changed meanwhile: keep their current state.
 	return result, value, j.change(n.Ref, func(now note) note {
 		now.Wrote, now.Prior = next.Wrote, next.Prior
 		now.claims = slices.DeleteFunc(slices.Clone(now.claims), func(c claim) bool {

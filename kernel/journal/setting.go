@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Setting is a Knob and the value that it is to have. A list of settings is a plan. Making a plan
-// need not touch the host, so a plan can be shown and tested before it is carried out.
+// Setting is a Knob and its desired value. A list of settings is a plan. Making a plan need not
+// touch the host, so a plan can be shown and tested before it is carried out.
 type Setting struct {
 	Knob
 	Value string
@@ -18,7 +18,7 @@ func (s Setting) String() string {
 	return fmt.Sprintf("%s %s = %s", ref.Kind, ref.Object, s.Value)
 }
 
-// TurnAll carries out a plan. It turns the knobs in this order, as TurnUntil does, up to the first
+// TurnAll carries out a plan. Like TurnUntil, it turns the knobs in this order, up to the first
 // that cannot be turned. Knobs turned by then stay turned, and are in the journal.
 func (j *Journal) TurnAll(plan []Setting, by Owner, expiry time.Time) error {
 	for _, s := range plan {

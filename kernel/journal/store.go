@@ -37,8 +37,8 @@ func BootID(proc string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// record is one line of the file: the claims that knob N now has, those of Entry and With. A line
-// that has ended is read with a nil Entry: the knob is as it was found.
+// record is one line of the file: the current claims on knob N, in Entry and With. A dropped line
+// is read with a nil Entry: the knob has its original value.
 type record struct {
 	N      uint64   `json:"n"`
 	Entry  *Entry   `json:"entry,omitempty"`
@@ -83,9 +83,9 @@ func (r record) note(c clock) note {
 	return n
 }
 
-// store is the two files of one boot with the same notes, so that one may be damaged or lost. Locks
-// on their directories protect them. A note that only one of them has counts: undoing
-// compares with the host, so a note too many does no harm.
+// store keeps the notes of one boot in two files, so that one may be damaged or lost. Locks on
+// their directories protect them. A note that is in only one of them counts: undoing compares with
+// the host, so an extra note does no harm.
 type store struct {
 	main file
 	copy *file // nil: there is none, or it cannot be written
@@ -109,10 +109,10 @@ type layout struct {
 	at    map[uint64]int64 // where the last line of each knob begins
 }
 
-// dropped is the first byte of a line that has ended, in place of a digit of its checksum.
+// dropped is the first byte of a dropped line, in place of a digit of its checksum.
 const dropped = '-'
 
-// lock makes and locks dir, and second, if that is not "". It removes the files of other boots in
+// lock makes and locks dir, and second unless it is "". It removes the files of other boots in
 // both.
 func lock(dir, second, boot string) (*store, error) {
 	if !bootID.MatchString(boot) {
@@ -178,14 +178,14 @@ func (s *store) close() error {
 	}
 	if len(s.copy.at) == 0 {
 		os.Remove(s.copy.path)
-		os.Remove(filepath.Dir(s.copy.path)) // unless it has something else
+		os.Remove(filepath.Dir(s.copy.path)) // unless it contains something else
 	}
 	return errors.Join(s.copy.close(), err)
 }
 
-// load reads the notes by number, and makes the files equal. It leaves a file in another format as
-// it is, and returns ErrVersion. If the first file is damaged it keeps the intact lines, sets the
-// file aside, and returns ErrCorrupt. So it does if the copy had notes that the first file lacked.
+// load reads the notes by number, and makes the files equal. It leaves a file in another format
+// unchanged, and returns ErrVersion. If the first file is damaged or lacked notes of the copy, it
+// keeps the intact lines, sets a damaged file aside, and returns ErrCorrupt.
 func (s *store) load() (map[uint64]note, error) {
 	notes, damage, err := s.main.load()
 	if err != nil {
@@ -194,7 +194,7 @@ func (s *store) load() (map[uint64]note, error) {
 	found := 0
 	if s.copy != nil {
 		more, _, err := s.copy.load()
-		if err != nil { // another release's, or not to be read: the next rewrite replaces it
+		if err != nil { // of another release, or unreadable: the next rewrite replaces it
 			more = nil
 		}
 		found = merge(notes, more)
@@ -207,7 +207,7 @@ func (s *store) load() (map[uint64]note, error) {
 	case damage != nil:
 		aside := s.main.path + ".corrupt"
 		damage = fmt.Errorf("%w: %s: %w; set aside as %s, %d entries kept, %d of them from its copy", ErrCorrupt, s.main.path, damage, aside, len(notes), found)
-		// Link it to a second name first: the intact file then has a name at any moment.
+		// Link it to a second name first, so that the intact file always has a name.
 		if err := os.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, errors.Join(damage, err)
 		}
@@ -246,8 +246,8 @@ func merge(notes, more map[uint64]note) (found int) {
 	return found
 }
 
-// second makes a change to the copy. A copy that cannot be written is given up and removed: an old
-// one would name what has been undone since.
+// second makes a change to the copy. It removes a copy that cannot be written: an outdated one
+// would contain notes that have been undone.
 func (s *store) second(change func(*file) error) {
 	if s.copy == nil {
 		return
@@ -259,7 +259,7 @@ func (s *store) second(change func(*file) error) {
 	}
 }
 
-// rewrite replaces the files by new ones with just these notes.
+// rewrite replaces the files by new ones with only these notes.
 func (s *store) rewrite(notes []*note) error {
 	err := s.main.rewrite(notes)
 	if err == nil {
@@ -291,8 +291,8 @@ func (f *file) close() error {
 	return err
 }
 
-// load reads the notes by number, and changes nothing. Of a file that is not there it reads none.
-// Its first error says what is damaged, the second that nothing is to be read: ErrVersion.
+// load reads the notes by number, and changes nothing. A missing file has none. damage says what is
+// damaged; err means that the file cannot be read: ErrVersion.
 func (f *file) load() (notes map[uint64]note, damage, err error) {
 	data, err := os.ReadFile(f.path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -314,7 +314,7 @@ func (f *file) load() (notes map[uint64]note, damage, err error) {
 	return notes, damage, err
 }
 
-// rewrite replaces the file by a new one with just these notes.
+// rewrite replaces the file by a new one with only these notes.
 func (f *file) rewrite(notes []*note) error {
 	buf, next := []byte(header), layout{at: make(map[uint64]int64)}
 	for _, n := range notes {
@@ -331,7 +331,7 @@ func (f *file) rewrite(notes []*note) error {
 		return err
 	}
 	if _, err := to.Write(buf); err != nil {
-		// The new file may itself take the last room on the disk.
+		// The new file may itself use up the disk.
 		return errors.Join(err, to.Close(), os.Remove(to.Name()))
 	}
 	if err := os.Rename(to.Name(), f.path); err != nil {
@@ -382,9 +382,9 @@ func format(r record) ([]byte, error) {
 	return fmt.Appendf(nil, "%08x %s\n", crc32.ChecksumIEEE(raw), raw), nil
 }
 
-// parse parses a whole file. It goes on after a line that it cannot read, and reports the first
-// such line. A last line without an end is no damage: the kernel cuts a write short when its
-// process is killed, and the change that the line announced was not made. It reads expiries by c.
+// parse parses a whole file. It skips a line that it cannot read, and reports the first such line.
+// An incomplete last line is no damage: the kernel cuts a write short when its process is killed,
+// and the announced change was not made. parse converts expiries by c.
 func parse(data []byte, c clock) (notes map[uint64]note, l layout, damage error) {
 	notes, l.at = make(map[uint64]note), make(map[uint64]int64)
 	body, ok := bytes.CutPrefix(data, []byte(header))

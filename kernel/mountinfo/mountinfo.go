@@ -1,6 +1,6 @@
-// Package mountinfo parses the mount tables of processes (proc_pid_mountinfo(5)).
-// A container chooses the contents of its own table, so the package bounds what it
-// reads, and does not follow the paths in it. Packages cgroup and netdev use it.
+// Package mountinfo parses the mount tables of processes (proc_pid_mountinfo(5)). A container
+// chooses the contents of its table, so the package bounds what it reads, and does not follow the
+// paths in it. Packages cgroup and netdev use it.
 package mountinfo
 
 import (
@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// maxTable bounds what is read of one table, in bytes.
+// maxTable bounds the bytes read of one table.
 const maxTable = 4 << 20
 
 // ErrLong means that a table was not read to its end.
@@ -26,15 +26,14 @@ type Mount struct {
 	Root   string // of the mount within its file system, "/" for all of it
 	Dir    string // where it is mounted, absolute, as the process sees it
 	Type   string // of the file system
-	Source string // what is mounted, as the file system tells it: "/dev/vda1"
+	Source string // what is mounted, as the file system reports it: "/dev/vda1"
 	Super  string // options of the file system, separated by commas
 }
 
-// Read calls each with the mounts of a process (a PID, or "self"), in the order
-// in which they were made, until it returns false. What cannot be parsed is
-// passed over, and so is all beyond the first 4 MiB. The error matches
-// fs.ErrNotExist if there is no such process, ErrLong if the table is longer
-// than that; what was read before one counts.
+// Read calls each with the mounts of a process (a PID, or "self"), in the order in which they were
+// made, until it returns false. It skips lines that it cannot parse, and everything beyond the
+// first 4 MiB. The error matches fs.ErrNotExist if there is no such process, and ErrLong if the
+// table is longer than 4 MiB; the mounts read before an error are valid.
 func Read(proc, pid string, each func(Mount) bool) error {
 	name := filepath.Join(proc, pid, "mountinfo")
 	f, err := os.Open(name)

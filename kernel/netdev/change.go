@@ -24,11 +24,11 @@ const (
 	LinkChanged      Cause = "link"
 	AddressChanged   Cause = "address"
 	RouteChanged     Cause = "route"     // a default one, or one to a tunnel; or a rule, or a nexthop
-	NeighbourChanged Cause = "neighbour" // another link layer address, or none any more
-	FDBChanged       Cause = "fdb"       // another port or VTEP, or none any more
-	QdiscChanged     Cause = "qdisc"     // or a class; perhaps it was only asked for
+	NeighbourChanged Cause = "neighbour" // entry with another link-layer address, or removed
+	FDBChanged       Cause = "fdb"       // entry with another port or VTEP, or removed
+	QdiscChanged     Cause = "qdisc"     // or a class; the kernel also reports mere queries
 	FilterChanged    Cause = "tc"        // another qdisc, or a filter; the kernel does not report tcx
-	NFTChanged       Cause = "nftables"  // not what iptables-legacy and ebtables-legacy do
+	NFTChanged       Cause = "nftables"  // without the changes of iptables-legacy and ebtables-legacy
 	PolicyChanged    Cause = "xfrm"
 	Overrun          Cause = "overrun" // messages were lost: anything may have changed
 	Gone             Cause = "gone"    // the path no longer leads to the namespace, and the watch has ended
@@ -46,7 +46,7 @@ const (
 	xfrm
 )
 
-// feeds are multicast groups of a netlink family. Older kernels have not the optional one (0: none).
+// feeds are multicast groups of a netlink family. Older kernels lack the optional one (0: none).
 var feeds = map[feed]struct {
 	family   int
 	groups   []int
@@ -66,18 +66,18 @@ var feedOf = map[Cause]feed{
 	QdiscChanged: tc, FilterChanged: tc, NFTChanged: nft, PolicyChanged: xfrm,
 }
 
-// Concern reports whether any of the changes may be one of a device, by index.
+// Concern reports whether any of the changes may concern the device with an index.
 func Concern(changes []Change, device int) bool {
 	return slices.ContainsFunc(changes, func(c Change) bool { return c.Device == device || c.Cause == Overrun })
 }
 
-// hear takes in one message of rtnetlink.
+// hear handles one message of rtnetlink.
 func (s *space) hear(m syscall.NetlinkMessage) {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		s.devices.hear(m)
 		if l, err := parseLink(m.Data); err == nil && l.carries() {
-			s.narrow() // before those who are told read the routes
+			s.narrow() // before the watches are told and read the routes
 		}
 		s.tell(LinkChanged, aboutDevice(m.Data))
 	case unix.RTM_NEWVLAN, unix.RTM_DELVLAN:
@@ -116,15 +116,15 @@ func (s *space) hear(m syscall.NetlinkMessage) {
 // br_vlan_msg have at the same offset.
 func aboutDevice(data []byte) int { return int(int32(binary.NativeEndian.Uint32(data[4:]))) }
 
-// qdiscs is the last message about each qdisc: struct tcmsg, and the kind. The kernel also notifies
-// all listeners of a qdisc when a process has only asked for it.
+// qdiscs holds the last message about each qdisc: struct tcmsg, and the kind. The kernel also
+// notifies all listeners of a qdisc when a process only queries it.
 type qdiscs map[[2]uint32]string
 
-// mostQdiscs limits it. Beyond that, each message counts as a change.
+// mostQdiscs bounds qdiscs. Beyond that, each message counts as a change.
 const mostQdiscs = 4096
 
-// hear takes a message, and reports whether the device's qdisc differs from before. The first
-// message about a qdisc may be a change.
+// hear takes a message, and reports whether the device's qdisc has changed. The first message about
+// a qdisc may be a change.
 func (q *qdiscs) hear(m syscall.NetlinkMessage) bool {
 	const size = 20 // of struct tcmsg: family, index, handle, parent, info
 	if len(m.Data) < size {
@@ -155,7 +155,7 @@ func (q *qdiscs) hear(m syscall.NetlinkMessage) bool {
 type reaches struct {
 	now  map[NeighbourKey]Reach
 	ever map[whose]bool // addresses, on any device
-	full bool           // too many to keep: an unknown one may have been there
+	full bool           // too many to keep: an unknown entry may have existed
 }
 
 // whose is the address of an entry.
@@ -187,7 +187,7 @@ func (r *reaches) lost(ns *NS) {
 	}
 }
 
-// hear takes a message about an entry, and reports whether it changes what was known.
+// hear takes a message about an entry, and reports whether the entry has changed.
 func (r *reaches) hear(n Neighbour, gone bool) bool {
 	was, known := r.now[n.NeighbourKey]
 	if gone || n.Reach == (Reach{}) {
@@ -201,7 +201,7 @@ func (r *reaches) hear(n Neighbour, gone bool) bool {
 	who := whose{n.Addr, n.MAC}
 	tell := r.ever[who] || r.full
 	if len(r.ever) >= MostNeighbours && !r.ever[who] {
-		clear(r.ever) // of entries that went long ago
+		clear(r.ever) // of entries that have long gone
 		for key := range r.now {
 			r.ever[whose{key.Addr, key.MAC}] = true
 		}

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Counters are what has passed a device since it was made, as the device counts: bytes with link
-// headers. A super-packet is one packet, and has one header.
+// Counters are the totals of a device since it was made, as the device counts: bytes include link
+// headers. A super-packet counts as one packet with one header.
 type Counters struct{ RxPackets, TxPackets, RxBytes, TxBytes uint64 }
 
 // The attributes of RTM_GETSTATS (include/uapi/linux/if_link.h).
@@ -20,9 +20,9 @@ const (
 	statsLink64 = 1  // IFLA_STATS_LINK_64: struct rtnl_link_stats64
 )
 
-// AllCounters returns the counters of the devices of the namespace, by index. It is much cheaper than
-// [NS.Links]. The error matches ErrMany after most devices; what was read until then is returned,
-// too.
+// AllCounters returns the counters of the namespace's devices, by index. It is much cheaper than
+// [NS.Links]. The error matches ErrMany if there are more than most devices; the counters read
+// until then are returned, too.
 func (ns *NS) AllCounters(most int) (map[int]Counters, error) {
 	c, err := ns.Counting()
 	if err != nil {
@@ -32,15 +32,15 @@ func (ns *NS) AllCounters(most int) (map[int]Counters, error) {
 	return c.Read(most)
 }
 
-// Counting reads the counters of a namespace's devices again and again, which is cheaper than
-// [NS.AllCounters]. It keeps the namespace alive, and with it its devices, until Close. It is not
+// Counting reads the counters of a namespace's devices repeatedly, which is cheaper than
+// [NS.AllCounters]. Until Close it keeps the namespace alive, and with it the devices. It is not
 // safe for concurrent use.
 type Counting struct {
-	ns *NS // perhaps closed
+	ns *NS // may be closed
 	s  *nl.NetlinkSocket
 }
 
-// Counting opens a Counting. It does not need ns any more.
+// Counting opens a Counting, which does not need ns any more.
 func (ns *NS) Counting() (*Counting, error) {
 	c := &Counting{ns: ns}
 	if err := ns.Do(func() (err error) {
@@ -52,7 +52,7 @@ func (ns *NS) Counting() (*Counting, error) {
 	return c, nil
 }
 
-// Read is as [NS.AllCounters]. After an error the Counting can only be closed.
+// Read does what [NS.AllCounters] does. After an error the Counting can only be closed.
 func (c *Counting) Read(most int) (map[int]Counters, error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETSTATS, unix.NLM_F_DUMP)
 	head := make([]byte, statsHeader)
@@ -72,7 +72,7 @@ func (c *Counting) Read(most int) (map[int]Counters, error) {
 	return counts, c.ns.listed("counters", most, err)
 }
 
-// Close lets go of the namespace.
+// Close releases the namespace.
 func (c *Counting) Close() { c.s.Close() }
 
 // parseCounters reads one answer to RTM_GETSTATS.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrMany means that a namespace has more devices, or addresses, than asked for. Its owner can make
+// ErrMany means that a namespace has more devices or addresses than the bound. Its owner can make
 // any number.
 var ErrMany = errors.New("more network devices or addresses than are looked at")
 
@@ -55,12 +55,12 @@ func dumpBy(s *nl.NetlinkSocket, req *nl.NetlinkRequest, see func(msg []byte) (m
 			return err
 		}
 		if from.Pid != nl.PidKernel {
-			continue // CAP_NET_ADMIN in the namespace is enough to send here
+			continue // any process with CAP_NET_ADMIN in the namespace can send here
 		}
 		for _, m := range msgs {
 			switch m.Header.Type {
 			case unix.NLMSG_DONE:
-				// The list may have ended with an error, which DONE then holds.
+				// The list may have ended with an error, which DONE then contains.
 				return errorIn(m.Data)
 			case unix.NLMSG_ERROR:
 				if len(m.Data) < 4 {
@@ -75,8 +75,8 @@ func dumpBy(s *nl.NetlinkSocket, req *nl.NetlinkRequest, see func(msg []byte) (m
 	}
 }
 
-// bounded lists what parse makes of the messages of a dump in the namespace, if it returns ok.
-// After most messages the error is ErrMany. strict is as in dump.
+// bounded lists what parse returns with ok for the messages of a dump in the namespace. Beyond most
+// messages the error is ErrMany. strict is as in dump.
 func bounded[T any](ns *NS, family, most int, strict bool, req *nl.NetlinkRequest, parse func(msg []byte) (item T, ok bool, err error)) (list []T, err error) {
 	err = ns.Do(func() error {
 		seen := 0
@@ -105,8 +105,8 @@ func (ns *NS) listed(what string, most int, err error) error {
 	return nil
 }
 
-// EachAttr passes the attributes at the end of a message to see, without the flags of their types, until
-// that fails.
+// EachAttr passes the attributes at the end of a message to see, with the flags removed from their
+// types, until see fails.
 func EachAttr(b []byte, see func(typ uint16, value []byte) error) error {
 	for len(b) >= unix.SizeofRtAttr {
 		size := int(binary.NativeEndian.Uint16(b))

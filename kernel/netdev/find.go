@@ -60,10 +60,10 @@ func NewFinder(proc string, now func() time.Time) *Finder {
 	return &Finder{proc: proc, now: now, bounds: ordinary()}
 }
 
-// NewGlance makes a Finder that looks once, at its first use, and not for a namespace that watched
-// (which may be nil) has open. It does not look again for a namespace that it did not see then, but
-// does for one that has gone since. It is for callers that work through a list of earlier entries,
-// and discard the Finder afterwards.
+// NewGlance makes a Finder that looks once, at its first use. It does not look for a namespace that
+// watched (which may be nil) has open. It looks again only for a namespace that has gone since, and
+// not for one that it did not see. It is for callers that work through a list of earlier entries
+// and then discard the Finder.
 func NewGlance(proc string, watched *Monitor) *Finder {
 	f := NewFinder(proc, time.Now)
 	f.once, f.watched = true, watched
@@ -83,8 +83,8 @@ func (f *Finder) Find(inode uint64) (string, error) {
 	return paths[0], nil
 }
 
-// paths returns one or more paths that appear to lead to a namespace. Another mount may hide one,
-// so that it leads elsewhere.
+// paths returns one or more paths that appear to lead to a namespace. Another mount may cover a
+// path, so that it leads elsewhere.
 func (f *Finder) paths(inode uint64) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -97,7 +97,7 @@ func (f *Finder) paths(inode uint64) ([]string, error) {
 		f.own = newLook()
 		own := filepath.Join(f.proc, "self", "ns", "net")
 		if inode, err := linkInode(own); err == nil {
-			f.own.see(inode, own) // whatever is mounted
+			f.own.see(inode, own) // even if something is mounted over it
 		}
 		f.own.mounted(f.proc, []string{"self"}, f.bounds)
 		if paths := f.own.found[inode]; len(paths) > 0 {
@@ -151,7 +151,7 @@ func (f *Finder) Open(path string, inode uint64) (*NS, error) {
 			if err == nil {
 				ns.Close()
 			} else if try > 0 && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNotNS) && !errors.Is(err, unix.EAGAIN) {
-				failed = err // EAGAIN is the answer while the mount goes
+				failed = err // EAGAIN is the answer while the mount is being removed
 			}
 		}
 		if failed != nil {
@@ -179,8 +179,8 @@ func (f *Finder) forget() {
 
 // All returns paths to each network namespace that a process lives in, or sees a bind mount of, by
 // inode. A Docker Engine in a container, or a service with private mounts, has its bridges there. A
-// mount comes before a process, which may only have been there for a moment: the thread of an engine
-// that works in one of its networks. It takes long.
+// mount precedes a process, which may only be there for a moment, such as a thread of an engine
+// that works in one of its networks. All takes long.
 func All(proc string) map[uint64][]string {
 	l, living := newLook(), newLook()
 	others, _ := living.lived(proc, ordinary())
@@ -250,8 +250,8 @@ func (l *look) lived(proc string, b bounds) (others []string, err error) {
 	}
 }
 
-// ended reports whether the error of a file of a process is none, or says no more than that the
-// process has ended.
+// ended reports whether an error about a file of a process is nil, or means only that the process
+// has ended.
 func ended(err error) bool {
 	return err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }
@@ -274,7 +274,7 @@ func (l *look) mounted(proc string, pids []string, b bounds) {
 		if pid != "self" {
 			root = filepath.Join(proc, pid, "root")
 		}
-		// Of a table that fails to read, the beginning counts.
+		// If reading a table fails, what was read before counts.
 		err := mountinfo.Read(proc, pid, func(m mountinfo.Mount) bool {
 			if left--; left < 0 {
 				l.cut = true
@@ -287,7 +287,7 @@ func (l *look) mounted(proc string, pids []string, b bounds) {
 			}
 			return true
 		})
-		l.cut = l.cut || !ended(err) && !errors.Is(err, unix.EINVAL) // which a process that has ended has here
+		l.cut = l.cut || !ended(err) && !errors.Is(err, unix.EINVAL) // the error of a process that has ended
 	}
 }
 

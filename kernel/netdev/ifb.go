@@ -22,7 +22,7 @@ const ifbQueue = 1000
 
 const ifbSent = "sent" // detail of the reference of an IFB for what devices send
 
-// IFBName returns the name of the IFB for what the device with an index receives, or for what it and
+// IFBName returns the name of the IFB for what a device receives, or with sent, for what it and
 // others send.
 func IFBName(index int, sent bool) string {
 	if sent {
@@ -49,7 +49,7 @@ func (ns *NS) ifb(index int, sent bool) made {
 	return m
 }
 
-// RaiseIFB sets the IFB for a device up again. Errors: ErrNoLink if there is none of ours.
+// RaiseIFB sets the IFB for a device up again. Errors: ErrNoLink if we have made none.
 func (ns *NS) RaiseIFB(index int, sent bool) error {
 	l, err := ns.ifb(index, sent).ours()
 	if err == nil {

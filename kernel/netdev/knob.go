@@ -101,7 +101,7 @@ type opened struct {
 
 func (o opened) Close() error { return o.ns.Close() }
 
-// Exposes is that of the knob, if it has one.
+// Exposes calls Exposes of the knob, if it has one.
 func (o opened) Exposes() (ref journal.Ref, before, during string, err error) {
 	if x, ok := o.Knob.(journal.Exposing); ok {
 		return x.Exposes()
@@ -109,7 +109,7 @@ func (o opened) Exposes() (ref journal.Ref, before, during string, err error) {
 	return journal.Ref{}, "", "", nil
 }
 
-// Unfinished is that of the knob, if it has one.
+// Unfinished calls Unfinished of the knob, if it has one.
 func (o opened) Unfinished(value, from, target string) bool {
 	s, ok := o.Knob.(journal.Stepwise)
 	return ok && s.Unfinished(value, from, target)

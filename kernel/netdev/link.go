@@ -39,8 +39,8 @@ type Link struct {
 	RxQueues, TxQueues int
 }
 
-// Leaves reports whether packets leave the host by a device of all, rather than by one above it, as by a
-// bond and not by its ports.
+// Leaves reports whether packets leave the host by this device of all, and not by one above it: by
+// a bond, and not by its ports.
 func (l Link) Leaves(all []Link) bool {
 	if !l.Up || l.Name == "lo" || l.Kind != "device" && l.Kind != "bond" {
 		return false
@@ -50,8 +50,8 @@ func (l Link) Leaves(all []Link) bool {
 }
 
 // Links lists the devices in the namespace, loopback included, with up to 64 addresses each. If
-// there are more devices or addresses than most, the error matches [ErrMany] and comes with those
-// seen so far. It may leave out a device that goes, or changes its name, meanwhile.
+// there are more than most devices or addresses, the error matches [ErrMany], and Links also
+// returns those seen so far. It may omit a device that is removed or renamed at the same time.
 func (ns *NS) Links(most int) ([]Link, error) {
 	var links []Link
 	err := ns.Do(func() error {
@@ -104,7 +104,7 @@ func addresses(most int, see func(index int, prefix string)) error {
 	})
 }
 
-// linksRequest asks for the device with an index, or for all with 0, without the counters of each.
+// linksRequest requests the device with an index, or all devices for 0, without counters.
 func linksRequest(index int) *nl.NetlinkRequest {
 	const skipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h
 	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
@@ -118,8 +118,8 @@ func linksRequest(index int) *nl.NetlinkRequest {
 	return req
 }
 
-// parseAddr reads the device and the prefix out of an RTM_NEWADDR message: of a point-to-point link
-// IFA_LOCAL is our end, alone, and IFA_ADDRESS the other one.
+// parseAddr parses the device and the prefix of an RTM_NEWADDR message. On a point-to-point link
+// IFA_LOCAL is our end, and IFA_ADDRESS the other one.
 func parseAddr(msg []byte) (index int, prefix string, err error) {
 	if len(msg) < unix.SizeofIfAddrmsg {
 		return 0, "", errors.New("short address message")
@@ -192,8 +192,8 @@ func NoLink(err error) bool {
 	return errors.As(err, &missing) || errors.Is(err, unix.ENODEV)
 }
 
-// parseLink reads an RTM_NEWLINK message. The netlink library's reader takes ten times as long, as it
-// also reads the counters and what a driver adds.
+// parseLink parses an RTM_NEWLINK message. The netlink library takes ten times as long, because it
+// also parses the counters and driver-specific attributes.
 func parseLink(msg []byte) (Link, error) {
 	if len(msg) < unix.SizeofIfInfomsg {
 		return Link{}, errors.New("short link message")

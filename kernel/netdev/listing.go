@@ -7,15 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mostWaiting limits the messages that wait for the next look at a listing: to ask for all devices
-// costs no more.
+// mostWaiting bounds the messages that wait for the next use of a listing. Beyond that, listing all
+// devices costs no more.
 const mostWaiting = 256
 
-// listing is the devices of a namespace, kept up to date by the messages about them. The zero value
-// knows nothing.
+// listing is the list of devices of a namespace, kept up to date by the messages about them. The
+// zero value knows nothing.
 type listing struct {
 	known   bool
-	links   []Link // in order of Index; replaced by a change, as callers have the old one
+	links   []Link // in order of Index; replaced by a change, as callers keep the old one
 	waiting []syscall.NetlinkMessage
 }
 
@@ -46,7 +46,7 @@ func (l *listing) all(ns *NS, most int) ([]Link, error) {
 	return links, err
 }
 
-// renew takes in the messages that wait.
+// renew applies the waiting messages.
 func (l *listing) renew() {
 	if len(l.waiting) == 0 {
 		return
@@ -62,7 +62,7 @@ func (l *listing) renew() {
 				*l = listing{}
 				return
 			}
-		case m.Data[0] != unix.AF_UNSPEC: // what it is as a port of a bridge
+		case m.Data[0] != unix.AF_UNSPEC: // the device's state as a port of a bridge
 		case m.Header.Type == unix.RTM_DELLINK:
 			if found {
 				links = slices.Delete(links, at, at+1)
@@ -73,7 +73,7 @@ func (l *listing) renew() {
 			case err != nil:
 				*l = listing{}
 				return
-			case link.TxQueues == 0: // a wireless event, without the attributes of the device
+			case link.TxQueues == 0: // a wireless event, without attributes of the device
 			case found:
 				link.Addrs = links[at].Addrs
 				links[at] = link
@@ -85,14 +85,14 @@ func (l *listing) renew() {
 	l.links, l.waiting = slices.Clip(links), nil
 }
 
-// pair asks for devices that were not paired yet when the kernel reported them: of two it registers
+// pair queries devices whose peer was unknown when the kernel reported them: of a pair it registers
 // the peer first (drivers/net/veth.c, veth_newlink).
 func (l *listing) pair(ns *NS) {
 	for i, link := range l.links {
 		if link.Peer != 0 || link.Kind != "veth" && link.Kind != "netkit" {
 			continue
 		}
-		// One that has just gone has none, and the message about that waits.
+		// A device that has just gone has none, and the message about that is waiting.
 		if now, err := ns.Link(link.Index); err == nil && now.Peer != 0 {
 			now.Addrs = link.Addrs
 			l.links = slices.Clone(l.links)
@@ -101,8 +101,8 @@ func (l *listing) pair(ns *NS) {
 	}
 }
 
-// address adds an address, or takes it away. It returns false if others were left out earlier, of
-// which one may take its place.
+// address adds or removes an address. It returns false if addresses were left out earlier, because
+// one of them may take its place.
 func (l *Link) address(prefix string, there bool) bool {
 	i := slices.Index(l.Addrs, prefix)
 	switch {

@@ -11,14 +11,14 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// NoDevice is the value of an IFB or pair knob without a device of ours. A value other than this and
-// OurIFB or OurPair describes a foreign device of that name, which is neither used nor removed.
+// NoDevice is the value of an IFB or pair knob without a device of ours. Any value other than this
+// and OurIFB or OurPair describes a foreign device of that name, which we neither use nor remove.
 const NoDevice = "none"
 
-// made is the knob of a device that we make for another device. Its address identifies it as ours.
+// made is the knob of a device that we make for another device. Its address marks it as ours.
 type made struct {
 	ns     *NS
-	index  int    // of the device that it is for
+	index  int    // of the device that it serves
 	kind   string // of the knob, and its value with the device
 	detail string // of the knob's reference
 	name   string
@@ -36,10 +36,10 @@ func (m made) Read() (string, error) {
 	return now, err
 }
 
-// Unmarked tells the journal what is ours without an entry: the address says so.
+// Unmarked tells the journal that a device with our address is ours even without an entry.
 func (m made) Unmarked(value string) (before string, ours bool) { return NoDevice, value == m.kind }
 
-// find returns the value of the knob, and the device of its name, or nil.
+// find returns the value of the knob, and the device with its name, or nil.
 func (m made) find() (now string, l netlink.Link, err error) {
 	err = m.ns.with(func(h *netlink.Handle) error {
 		l, err = h.LinkByName(m.name)
@@ -56,7 +56,7 @@ func (m made) find() (now string, l netlink.Link, err error) {
 	return fmt.Sprintf("somebody's %s, index %d", l.Type(), l.Attrs().Index), l, nil
 }
 
-// ours returns the device. Errors: ErrNoLink if there is none of ours.
+// ours returns the device. Errors: ErrNoLink if we have made none.
 func (m made) ours() (netlink.Link, error) {
 	now, l, err := m.find()
 	if err == nil && now != m.kind {

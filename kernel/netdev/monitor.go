@@ -29,7 +29,7 @@ const (
 type Monitor struct {
 	mu     sync.Mutex
 	spaces map[uint64]*space // those with a watch, by inode
-	bufs   sync.Pool         // *[readSize]byte: not one for each container's namespace, as few hear anything
+	bufs   sync.Pool         // *[readSize]byte; shared, as most namespaces rarely receive anything
 }
 
 // NewMonitor makes a Monitor that watches nothing.
@@ -37,16 +37,16 @@ func NewMonitor() *Monitor {
 	return &Monitor{spaces: make(map[uint64]*space), bufs: sync.Pool{New: func() any { return new([readSize]byte) }}}
 }
 
-// Interest is what a watch is told, and when.
+// Interest says which changes a watch receives, and when.
 type Interest struct {
-	// Causes are the changes that it is told of, beside Overrun and Gone. A watch without any is told
-	// nothing, and only keeps the list of devices up to date.
+	// Causes are the changes that it receives beside Overrun and Gone. A watch without Causes
+	// receives nothing, and only keeps the list of devices up to date.
 	Causes []Cause
-	// Pause is the least time between the beginnings of two calls, at least 5 ms. The namespace's
-	// owner can cause a call after each pause.
+	// Pause is the least time between the starts of two calls, at least 5 ms. The namespace's owner
+	// can cause a call after each pause.
 	Pause time.Duration
-	// Path ends the watch about a second after the path has ceased to lead to the namespace, which
-	// the watch would keep alive. "": it does not end.
+	// Path ends the watch about a second after the path no longer leads to the namespace, which the
+	// watch would otherwise keep alive. "": it does not end.
 	Path string
 }
 
@@ -88,11 +88,11 @@ func (m *Monitor) Watch(ns *NS, about Interest, changed func([]Change)) (stop fu
 	return stop, nil
 }
 
-// Links is [NS.Links]. For a watched namespace it costs little: the kernel is asked again only after
+// Links is [NS.Links]. For a watched namespace it is cheap: it queries the kernel again only after
 // messages were lost. The kernel queues the message about a change before the changer's call
-// returns, so a caller sees what was there before. The exception is an IPv6 address, which the
-// kernel reports after duplicate address detection. The caller must not change the list, which is
-// another after each change of a device.
+// returns, so a caller sees all earlier changes. The exception is an IPv6 address, which the kernel
+// reports after duplicate address detection. The caller must not change the list; a change of a
+// device replaces it.
 func (m *Monitor) Links(ns *NS, most int) ([]Link, error) {
 	if s := m.space(ns.inode); s != nil {
 		return s.list(ns, most)
@@ -100,7 +100,7 @@ func (m *Monitor) Links(ns *NS, most int) ([]Link, error) {
 	return ns.Links(most)
 }
 
-// Open opens a watched namespace; nil if it is not watched.
+// Open opens a watched namespace; nil if there is no watch.
 func (m *Monitor) Open(inode uint64) *NS {
 	if m == nil {
 		return nil
@@ -111,7 +111,7 @@ func (m *Monitor) Open(inode uint64) *NS {
 	if s == nil {
 		return nil
 	}
-	ns, _ := s.ns.dup() // after an error it is to be searched for
+	ns, _ := s.ns.dup() // nil after an error: the caller then searches for it
 	return ns
 }
 
@@ -128,7 +128,7 @@ func (m *Monitor) space(inode uint64) *space {
 type watch struct {
 	about   Interest
 	changed func([]Change)
-	wake    chan struct{} // holds one
+	wake    chan struct{} // capacity 1
 	stopped chan struct{}
 
 	mu      sync.Mutex
@@ -148,7 +148,7 @@ func (w *watch) run(inode uint64, stop func() error) {
 			return
 		case <-look:
 			if !leads(w.about.Path, inode) {
-				_ = stop() // sockets have nothing to lose
+				_ = stop() // closing sockets loses nothing
 				w.changed([]Change{{Cause: Gone}})
 				return
 			}
@@ -165,7 +165,7 @@ func (w *watch) run(inode uint64, stop func() error) {
 	}
 }
 
-// take returns the changes that wait.
+// take returns the pending changes.
 func (w *watch) take() []Change {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -194,8 +194,8 @@ func (w *watch) tell(c Change) {
 	}
 }
 
-// leads reports whether a path still leads to a namespace. One that cannot be examined at the moment
-// may.
+// leads reports whether a path still leads to a namespace. It returns true if the path cannot be
+// examined at the moment.
 func leads(path string, inode uint64) bool {
 	there, err := Open(path)
 	if err != nil {
@@ -224,7 +224,7 @@ type socket struct {
 	conn syscall.RawConn
 }
 
-// begin lets a watch take part. After an error, too, end is to be called.
+// begin adds a watch. The caller must call end even after an error.
 func (s *space) begin(w *watch) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -235,7 +235,7 @@ func (s *space) begin(w *watch) error {
 		}
 		k, err := s.listen(from)
 		if feeds[from].family != unix.NETLINK_ROUTE && errors.Is(err, unix.EPROTONOSUPPORT) {
-			continue // the kernel has no such thing that could change
+			continue // the kernel lacks this subsystem, so nothing can change
 		}
 		if err != nil {
 			return err
@@ -254,7 +254,7 @@ func (s *space) begin(w *watch) error {
 	return nil
 }
 
-// feeds returns what a watch listens to. All keep the list of devices up to date.
+// feeds returns the feeds that a watch needs. Every watch keeps the list of devices up to date.
 func (w *watch) feeds() map[feed]bool {
 	used := map[feed]bool{devices: true}
 	for _, c := range w.about.Causes {
@@ -263,7 +263,7 @@ func (w *watch) feeds() map[feed]bool {
 	return used
 }
 
-// end lets a watch go, and closes what only that has used.
+// end removes a watch, and closes what only that watch used.
 func (s *space) end(w *watch) error {
 	s.mu.Lock()
 	delete(s.watches, w)
@@ -337,8 +337,8 @@ func (s *space) follow(k *socket, from feed) {
 	}
 }
 
-// drain takes in all pending messages of the kernel, and reports whether there were any. CAP_NET_ADMIN
-// in the namespace is enough to send others here. s.mu is held.
+// drain handles all pending messages of the kernel, and reports whether there were any. Any process
+// with CAP_NET_ADMIN in the namespace can send other messages here. s.mu is held.
 func (s *space) drain(fd int, from feed) (any bool) {
 	buf := s.bufs.Get().(*[readSize]byte)
 	defer s.bufs.Put(buf)
@@ -355,7 +355,7 @@ func (s *space) drain(fd int, from feed) (any bool) {
 		}
 		list, err := syscall.ParseNetlinkMessage(buf[:n])
 		lost = lost || err != nil
-		for _, m := range list { // whoever keeps one copies it
+		for _, m := range list { // hear copies what it keeps
 			any = true
 			switch {
 			case len(m.Data) < 8:
@@ -388,7 +388,7 @@ func (s *space) tell(cause Cause, device int) {
 	}
 }
 
-// list lists the devices, of which ns is another handle.
+// list lists the devices; ns is another handle of the namespace.
 func (s *space) list(ns *NS, most int) (links []Link, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

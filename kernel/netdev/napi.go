@@ -100,14 +100,14 @@ func parseNAPI(msg []byte) (NAPI, error) {
 	return n, nil
 }
 
-// Threaded returns the knob that makes every NAPI of a device a kernel thread ("1") or part of the
-// softirq ("0").
+// Threaded returns the knob that makes the kernel poll every NAPI of a device in a kernel thread
+// ("1") or in the softirq ("0").
 func (ns *NS) Threaded(index int) journal.Knob {
 	return sysfsKnob{KindThreaded, "", attribute{ns, index, "threaded"}}
 }
 
-// InThreads reports whether kernel threads poll a device, or would if it were polled. Errors:
-// journal.ErrGone or ErrNoLink if the device has gone.
+// InThreads reports whether kernel threads poll a device, or would poll it. Errors: journal.ErrGone
+// or ErrNoLink if the device has gone.
 func (ns *NS) InThreads(index int) (bool, error) {
 	list, err := ns.NAPIs(index)
 	if errors.Is(err, ErrNoNAPIList) {
@@ -117,14 +117,14 @@ func (ns *NS) InThreads(index int) (bool, error) {
 	return slices.ContainsFunc(list, func(n NAPI) bool { return n.Thread != 0 }), err
 }
 
-// RPS returns the knob of the CPUs that a receive queue hands its packets to, as the mask in sysfs.
-// A queue served by a thread must not hand them on: that would take the work out of the thread.
+// RPS returns the knob of the CPUs to which a receive queue passes its packets, as the mask in sysfs.
+// A queue served by a thread must not pass them on: that would move the work out of the thread.
 func (ns *NS) RPS(index, queue int) journal.Knob {
 	return sysfsKnob{KindRPS, fmt.Sprint(queue), attribute{ns, index, fmt.Sprintf("queues/rx-%d/rps_cpus", queue)}}
 }
 
 // RFS returns the knob of how many flows of a receive queue follow their readers to other CPUs; 0:
-// none. They do so whatever the CPUs of RPS are.
+// none. They follow regardless of the CPUs of RPS.
 func (ns *NS) RFS(index, queue int) journal.Knob {
 	return sysfsKnob{KindRFS, fmt.Sprint(queue), attribute{ns, index, fmt.Sprintf("queues/rx-%d/rps_flow_cnt", queue)}}
 }
@@ -134,12 +134,12 @@ func (ns *NS) RFS(index, queue int) journal.Knob {
 type Deferral string
 
 const (
-	HardIRQs     Deferral = "napi_defer_hard_irqs" // how many empty polls end it; 0: none begins
-	FlushTimeout Deferral = "gro_flush_timeout"    // until the next poll, in ns
+	HardIRQs     Deferral = "napi_defer_hard_irqs" // number of empty polls that end it; 0: never begins
+	FlushTimeout Deferral = "gro_flush_timeout"    // time until the next poll, in ns
 )
 
-// Defer returns the knob of one part of a device's deferral of polls. After a poll that took less
-// than its budget a timer begins the next one, instead of the next packet.
+// Defer returns the knob of one part of a device's deferral of polls. After a poll that used less
+// than its budget, a timer starts the next poll, instead of the next packet.
 func (ns *NS) Defer(index int, d Deferral) journal.Knob {
 	return sysfsKnob{KindDefer, string(d), attribute{ns, index, string(d)}}
 }
@@ -164,8 +164,8 @@ func MaskCPUs(mask string) ([]int, error) {
 	return cpus, nil
 }
 
-// CPUMask returns the mask of CPUs in the form of another mask from the kernel: with as many
-// digits. It leaves out CPUs beyond these.
+// CPUMask returns the mask of CPUs in the form of another mask of the kernel, with as many digits.
+// It omits CPUs beyond these.
 func CPUMask(cpus []int, like string) string {
 	mask, first := []byte(like), 0
 	for i := len(mask) - 1; i >= 0; i-- {
@@ -195,8 +195,8 @@ func (k sysfsKnob) Ref() journal.Ref {
 func (k sysfsKnob) Read() (string, error)    { return k.attr.read() }
 func (k sysfsKnob) Write(value string) error { return k.attr.write(value) }
 
-// Hold opens the file of a knob of sysfs, to be read again and again: opening it takes longer than all
-// else. It keeps neither the device nor its namespace, of which a mount of sysfs is no user.
+// Hold opens the file of a sysfs knob for repeated reads: opening it takes longer than everything
+// else. The file keeps neither the device nor its namespace alive, because a sysfs mount does not.
 func Hold(k journal.Knob) (held *os.File, err error) {
 	of := k.(sysfsKnob).attr
 	err = of.open(os.O_RDONLY, func(f *os.File) error {

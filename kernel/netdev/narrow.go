@@ -9,15 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mostNarrow limits the devices of a filter, whose memory net.core.optmem_max bounds.
+// mostNarrow bounds the devices of a filter. net.core.optmem_max bounds the filter's memory.
 const mostNarrow = 200
 
-// carries reports whether packets for a route to the device go on inside others, by its kind or as it
-// has no link layer.
+// carries reports whether packets routed to the device continue inside other packets: by its kind,
+// or because it has no link layer.
 func (l Link) carries() bool { return l.IsTunnel() || !l.Ether && l.Kind != "device" }
 
-// narrow lets the kernel queue only the routes that RouteChanged stands for: those that a routing
-// daemon changes all the time wake nobody. Without a filter it queues all. s.mu is held.
+// narrow makes the kernel queue only the routes of RouteChanged, so that a routing daemon's
+// constant changes cause no wakeups. Without a filter the kernel queues all. s.mu is held.
 func (s *space) narrow() {
 	k := s.sockets[routes]
 	if k == nil {
@@ -33,7 +33,7 @@ func (s *space) narrow() {
 	at := (*unix.SockFilter)(unsafe.Pointer(&program[0])) // both are struct sock_filter
 	k.conn.Control(func(fd uintptr) {                     // an error means that the socket is closed
 		if unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: at}) != nil {
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) // that of before knows other devices
+			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) // the previous filter has other devices
 		}
 	})
 }
@@ -41,8 +41,8 @@ func (s *space) narrow() {
 // pass is a verdict.
 var pass = bpf.RetConstant{Val: 1<<32 - 1}
 
-// routeFilter passes messages about default routes, about routes to the devices, and about what is
-// no route. A route with several next hops has no RTA_OIF.
+// routeFilter passes messages about default routes, about routes to the devices, and about anything
+// other than routes. A route with several next hops has no RTA_OIF.
 func routeFilter(devices []Link) []bpf.Instruction {
 	drop := bpf.RetConstant{}
 	kind := func(typ uint16) uint32 { // loads convert from network byte order

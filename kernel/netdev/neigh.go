@@ -30,11 +30,11 @@ type NeighbourKey struct {
 	Flood  netip.Addr // the VTEP of an entry for groups, or of a default entry; there may be many
 }
 
-// Reach is how to reach it. The zero value means unreachable.
+// Reach says how to reach it. The zero value means unreachable.
 type Reach struct {
 	LLAddr  string     // of a resolved neighbour, in colon form
 	VTEP    netip.Addr // in the FDB of a tunnel; invalid if there is none
-	NextHop uint32     // in its place: the id of a nexthop group
+	NextHop uint32     // instead of VTEP: the id of a nexthop group
 	Port    int        // in the FDB of a bridge: index of the device
 }
 
@@ -48,7 +48,7 @@ func (ns *NS) Neighbours(most int) ([]Neighbour, error) {
 	for _, family := range []uint8{unix.AF_UNSPEC, unix.AF_BRIDGE} {
 		req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
 		if family == unix.AF_BRIDGE {
-			// The kernel reads this request as one about links.
+			// The kernel parses this request as one about links.
 			req.AddData(nl.NewIfInfomsg(int(family)))
 		} else {
 			req.AddRawData(make([]byte, unix.SizeofNdMsg))
@@ -67,8 +67,8 @@ const ndaNextHop = 13 // NDA_NH_ID
 // resolved are the states with a link-layer address (NUD_VALID).
 const resolved = unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE | unix.NUD_PERMANENT | unix.NUD_NOARP
 
-// parseNeighbour reads an RTM_NEWNEIGH message; ok: it is from a neighbour table or an FDB. Entries
-// for IP multicast, which need no resolution, are left out.
+// parseNeighbour parses an RTM_NEWNEIGH message; ok means that it is from a neighbour table or an
+// FDB. It omits entries for IP multicast, which need no resolution.
 func parseNeighbour(msg []byte) (n Neighbour, ok bool, err error) {
 	if len(msg) < unix.SizeofNdMsg {
 		return n, false, errors.New("short neighbour message")

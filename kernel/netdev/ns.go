@@ -39,9 +39,9 @@ type NS struct {
 // Open opens the network namespace at path (/proc/PID/ns/net, or a bind mount of one). Below
 // /proc/PID/root, a process may have chosen everything, so no link there is followed.
 func Open(path string) (*NS, error) {
-	// A process that can write to a directory on the way may have put something else there: a FIFO
-	// or a device that must not even be opened. So look before opening, and open what was looked
-	// at.
+	// A process that can write to a directory on the way may have put something else there: a FIFO,
+	// or a device that must not even be opened. So examine the object before opening it, and open
+	// the examined object.
 	at, err := openPath(path)
 	if err != nil {
 		return nil, &os.PathError{Op: "open netns", Path: path, Err: err}
@@ -64,8 +64,7 @@ func Open(path string) (*NS, error) {
 	return &NS{f: f, inode: st.Ino}, nil
 }
 
-// New makes a network namespace of its own. It has no name anywhere, and lives as long as it is
-// open.
+// New makes a new network namespace. It has no name anywhere, and lives as long as it is open.
 func New() (ns *NS, err error) {
 	done := make(chan struct{})
 	go func() {
@@ -112,8 +111,8 @@ func openPath(path string) (fd int, err error) {
 		return -1, err
 	}
 	defer unix.Close(root)
-	// Use only what the kernel has cached, as it has the path to any mount. A file system that the
-	// process serves itself (FUSE) could make us wait for an answer. In busy directories this fails
+	// Use only what the kernel has cached; it has the path to any mount. A file system that the
+	// process itself serves (FUSE) could make us wait for an answer. In busy directories this fails
 	// now and then.
 	for try := 0; ; try++ {
 		fd, err = unix.Openat2(root, at[2], &unix.OpenHow{
@@ -130,8 +129,8 @@ func openPath(path string) (fd int, err error) {
 // resolveCached is RESOLVE_CACHED of linux/openat2.h (5.12).
 const resolveCached = 0x20
 
-// throughRoot matches a path into the mount namespace of a process. The first number counts: what
-// looks like another one below is the process's own doing.
+// throughRoot matches a path into the mount namespace of a process. Only the first number counts:
+// the process itself may have made what looks like another one below.
 var throughRoot = regexp.MustCompile(`^(.*?/[0-9]+/root)(/.+)$`)
 
 // Inode identifies the namespace among those that exist now. The number may be used again once the
@@ -149,7 +148,7 @@ func (ns *NS) Close() error {
 	return ns.f.Close()
 }
 
-// dup returns a second handle, to be closed on its own.
+// dup returns a second handle, which must be closed separately.
 func (ns *NS) dup() (*NS, error) {
 	fd, err := unix.FcntlInt(ns.f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -158,10 +157,10 @@ func (ns *NS) dup() (*NS, error) {
 	return &NS{f: os.NewFile(uintptr(fd), ns.f.Name()), inode: ns.inode}, nil
 }
 
-// Do runs fn in the namespace and returns its error. Only the network namespace is changed, not the
-// mounts: sysfs and bpffs stay the caller's. fn runs on a thread of its own that is locked for it;
-// goroutines that fn starts run outside. A thread that cannot be brought back is thrown away. A panic of
-// fn becomes one of Do, with a *Panic.
+// Do runs fn in the namespace and returns its error. It changes only the network namespace, not the
+// mounts: sysfs and bpffs stay the caller's. fn has a locked thread to itself; goroutines that fn
+// starts run outside. Do discards a thread that it cannot restore. A panic of fn becomes a panic of
+// Do, with a *Panic.
 func (ns *NS) Do(fn func() error) error {
 	done := make(chan error, 1)
 	var p *Panic
@@ -207,7 +206,7 @@ func (ns *NS) Do(fn func() error) error {
 	return err
 }
 
-// ID returns the number of other inside ns (as in IFLA_LINK_NETNSID), or -1 if it has none there.
+// ID returns the number of other in ns (as in IFLA_LINK_NETNSID), or -1 if it has none there.
 func (ns *NS) ID(other *NS) (int, error) {
 	var id int
 	err := ns.with(func(h *netlink.Handle) (err error) {
@@ -245,7 +244,7 @@ func (ns *NS) with(fn func(*netlink.Handle) error) error {
 	return fn(ns.h)
 }
 
-// Panic is the value of a panic that has come to another goroutine, with the stack of the first.
+// Panic is the value of a panic that was moved to another goroutine, with its original stack.
 type Panic struct {
 	Value any
 	Stack []byte
@@ -254,7 +253,7 @@ type Panic struct {
 // Error implements error, for the trace of a process that ends.
 func (p *Panic) Error() string { return fmt.Sprintf("%v\n\n%s", p.Value, p.Stack) }
 
-// moved takes what recover returned; nil stays nil. A panic that was moved before keeps its stack.
+// moved wraps what recover returned; nil stays nil. A panic that was moved before keeps its stack.
 func moved(value any) *Panic {
 	if value == nil {
 		return nil

@@ -37,9 +37,9 @@ func (ns *NS) Routes(index, most int) ([]Route, error) {
 	return all, nil
 }
 
-// RouteTo returns the indexes of the devices that the namespace sends UDP packets to an address by:
-// at least one, several if the route has several next hops. A valid source is their source address; a
-// by other than 0 is the device they are bound to. The error matches errNoRoute if there is no route.
+// RouteTo returns the indexes of the devices by which the namespace sends UDP packets to an
+// address: several if the route has several next hops. source, if valid, is the packets' source address; by, if not 0, the device they are bound to. The error
+// matches errNoRoute without a route.
 func (ns *NS) RouteTo(to, source netip.Addr, by int) (list []int, err error) {
 	family, bits := uint8(unix.AF_INET), to.BitLen()
 	if to.Is6() {

@@ -11,21 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sender is a TCP socket with data on the way or in wait, as sock_diag(7) has it. Its counters are
-// totals of the socket's life.
+// Sender is a TCP socket with data in flight or unsent, as sock_diag(7) reports it. Its counters
+// cover the socket's life.
 type Sender struct {
 	Cookie uint64 // the socket's, never used again
 	Cgroup uint64 // id of the cgroup v2 directory in which it was made; 0: not known
 
-	Acked                 uint64 // bytes that have arrived
+	Acked                 uint64 // bytes acknowledged
 	Segments, Retransmits uint64
-	Busy                  time.Duration // with data on the way or in wait
-	Window, Buffer        time.Duration // those parts of it in which the peer, or its own buffer, had no room
+	Busy                  time.Duration // with data in flight or unsent
+	Window, Buffer        time.Duration // parts of Busy in which the peer's window, or the socket's buffer, was full
 
 	Unsent, InFlight uint64        // bytes
-	Room             uint64        // bytes that the peer takes before it answers
-	RTT, Least       time.Duration // mean of late, and the least of the last minutes
-	Paced            bool          // its program, or its congestion control, sets the pace
+	Room             uint64        // bytes that the peer accepts before it answers
+	RTT, Least       time.Duration // recent mean, and the least of the last minutes
+	Paced            bool          // its program or its congestion control paces it
 }
 
 // Offsets in struct tcp_info (linux/tcp.h). The last is of Linux 5.4.
@@ -58,8 +58,8 @@ const (
 	unlimitedPacing = ^uint64(0)
 )
 
-// Senders lists the TCP sockets of the namespace with data on the way or in wait. The error matches
-// ErrMany after most established sockets of a family.
+// Senders lists the TCP sockets of the namespace with data in flight or unsent. The error matches
+// ErrMany beyond most established sockets of a family.
 func (ns *NS) Senders(most int) (list []Sender, err error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		req := nl.NewNetlinkRequest(diagByFamily, unix.NLM_F_DUMP)
@@ -79,10 +79,10 @@ func (ns *NS) Senders(most int) (list []Sender, err error) {
 	return list, nil
 }
 
-// micro is a time in microseconds.
+// micro converts microseconds.
 func micro(n uint64) time.Duration { return time.Duration(min(n, 1<<50)) * time.Microsecond }
 
-// parseSender reads one struct inet_diag_msg; ok is whether it is a Sender.
+// parseSender parses one struct inet_diag_msg; ok means that it is a Sender.
 func parseSender(b []byte) (s Sender, ok bool, err error) {
 	if len(b) < sizeofDiag {
 		return s, false, fmt.Errorf("socket message of %d bytes", len(b))
@@ -94,7 +94,7 @@ func parseSender(b []byte) (s Sender, ok bool, err error) {
 		case typ == diagCgroup && len(v) >= 8:
 			s.Cgroup = ne.Uint64(v)
 		case typ == diagCongestion:
-			// Others find their pace by measuring, at a bottleneck that may be elsewhere.
+			// Other algorithms measure their pace at a bottleneck, which may be elsewhere.
 			name, _, _ := strings.Cut(string(v), "\x00")
 			s.Paced = s.Paced || name != "cubic" && name != "reno"
 		case typ == diagInfo && len(v) >= sizeofTCPInfo:

@@ -16,11 +16,11 @@ import (
 var ErrXDPTaken = errors.New("an XDP program of somebody else is there")
 
 // AttachXDP attaches a program to the driver of a device (native mode). The device's operator must
-// have named it for this: most drivers reset their queues, some change offloads and the longest
-// MTU, and all of them undo that when the program goes. The program goes when the link is closed,
-// or when the process ends, however it ends. No other can be attached meanwhile. AttachXDP refuses
-// a device with a foreign program, and one that merges what it receives, which the driver would
-// have to give up. It never attaches in generic mode, which drops too late to save work.
+// have named it for this: most drivers reset their queues, some change offloads and the largest
+// MTU, and all undo that when the program is detached. The kernel detaches it when the link is
+// closed or the process ends, in whatever way. No other can be attached meanwhile. AttachXDP
+// refuses a device with a foreign program, and one that merges received packets, which the driver
+// would have to stop. It never uses generic mode, which drops too late to save work.
 //
 // Errors: ErrXDPTaken; journal.ErrGone if the device has gone; otherwise the driver's reason.
 func (ns *NS) AttachXDP(index int, p *ebpf.Program) (l link.Link, err error) {
@@ -71,8 +71,8 @@ func vacant(index int) error {
 	return nil
 }
 
-// refusal explains what the kernel or the driver means by an errno, which is all that bpf(2)
-// returns.
+// refusal explains what the kernel or the driver means by an errno, because bpf(2) returns nothing
+// else.
 func refusal(err error) error {
 	for errno, means := range map[error]string{
 		unix.EOPNOTSUPP: "the driver has no native XDP, or not as the device is set now",

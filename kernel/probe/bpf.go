@@ -81,8 +81,8 @@ func load(spec *ebpf.ProgramSpec, cache *btf.Cache, mend string) answer {
 	return full("")
 }
 
-// loading rewords a refusal: the library's own text guesses at a limit that kernels since 5.11 do
-// not have.
+// loading rewords a refusal: the library's text suggests a limit that kernels since 5.11 do not
+// have.
 func loading(err error) error {
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("the kernel refuses to load such a program: %w", unix.EPERM)
@@ -99,9 +99,9 @@ func ringbuf() answer {
 	return full("")
 }
 
-// jit loads a program and looks whether the kernel has compiled it. The sysctl cannot be asked: only
-// the first network namespace has it, and an agent in another one, as in a container or on a node of
-// a test, is compiled for as well.
+// jit loads a program and checks whether the kernel has compiled it. The sysctl is not reliable:
+// only the initial network namespace has it, but the kernel also compiles for an agent in another
+// one, such as a container or a test node.
 func jit() answer {
 	prog, err := ebpf.NewProgram(classifier(ebpf.SchedCLS))
 	if err != nil {
@@ -138,7 +138,7 @@ func KthreadsThrottled(r kernel.Roots) (yes bool, err error) {
 	return ask(r, throttled)
 }
 
-// ask asks a question about the types of the kernel.
+// ask answers a question about the kernel's types.
 func ask(r kernel.Roots, question func(*btf.Spec) (bool, error)) (yes bool, err error) {
 	err = bpf.WithTypes(func(cache *btf.Cache) error {
 		spec, err := kernelTypes(r, cache)
@@ -210,7 +210,7 @@ func irqTime(spec *btf.Spec) (bool, error) {
 	return has(spec, "rq", "prev_irq_time")
 }
 
-// noIRQTime reports whether the kernel's command line turns that off: arch/x86/kernel/tsc.c,
+// noIRQTime reports whether the kernel's command line disables that: arch/x86/kernel/tsc.c,
 // tsc_setup.
 func noIRQTime(r kernel.Roots) bool {
 	line, _ := os.ReadFile(filepath.Join(r.Proc, "cmdline")) // unreadable: as if the option were not given

@@ -63,7 +63,7 @@ func layout(l cgroup.Layout, err error, cfg Config) answers {
 	return a
 }
 
-// groupPrefix begins the name of a scratch cgroup; the process id follows.
+// groupPrefix starts the name of a scratch cgroup; the process id follows.
 const groupPrefix = "fairlead-probe-"
 
 // sweep removes the scratch cgroups of killed probes. A cgroup in use cannot be removed, so a wrong

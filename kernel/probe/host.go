@@ -51,8 +51,8 @@ var ErrKernel = errors.New("fairlead needs Linux " + oldestKernel + " or later")
 // oldestKernel is the first kernel that fairlead supports, and is tested on.
 const oldestKernel = "6.1"
 
-// Supported returns an error on a kernel before 6.1, where what is tried may work, and yet not
-// as it was tested. Errors: ErrKernel.
+// Supported returns an error on a kernel before 6.1: there, what is probed may work, but not as
+// tested. Errors: ErrKernel.
 func Supported() error { return supported(release()) }
 
 // supported accepts a release that it cannot read.
@@ -80,10 +80,10 @@ func release() string {
 	return fmt.Sprintf("%s, %s", unix.ByteSliceToString(u.Release[:]), unix.ByteSliceToString(u.Machine[:]))
 }
 
-// groupFairness goes by the version, because a scheduler bug that shows only after seconds of load
-// cannot be tried here. reweight_entity of kernel/sched/fair.c placed the running group anew each
-// time, and so kept it ahead of all others; 6.18.45 has the revert (commit 101f3498b4bd). Other
-// affected versions are not known for certain, and a distribution may have the revert in an older
+// groupFairness depends on the version, because the scheduler bug shows only after seconds of load
+// and so cannot be probed. reweight_entity of kernel/sched/fair.c placed the running group again
+// each time, and so kept it ahead of all others; 6.18.45 reverts that (commit 101f3498b4bd). It is
+// not certain which other versions are affected, and a distribution may have the revert in an older
 // one.
 func groupFairness(version string) answer {
 	var patch int

@@ -2,10 +2,10 @@
 // moves a kernel thread, and undoes each. A version number would be less reliable, because
 // distributions backport features and sandboxes forbid them.
 //
-// It tries everything in a network namespace and a cgroup of its own, which are gone when it
-// returns. Only a kernel module that the kernel loaded for a trial may stay. It decides nothing:
-// each feature tests its own requirements. It speaks rtnetlink itself, because it tries operations
-// that no other part of fairlead performs yet.
+// It tries everything in a separate network namespace and cgroup, which are gone when it returns.
+// Only a kernel module that the kernel loaded for a trial may stay. It decides nothing: each
+// feature tests its own requirements. It speaks rtnetlink itself, because it tries operations that
+// no other part of fairlead performs yet.
 //
 // Package agent runs it for `fairlead doctor`, with an agent or without.
 package probe
@@ -55,8 +55,8 @@ type Config struct {
 	Timeout    time.Duration // of Run; ten seconds
 }
 
-// Run asks all questions. It works without root too: a capability that cannot be tried is
-// Unavailable, with the reason. So is a question without an answer at the end of Timeout; the trial
+// Run answers all questions. It also works without root: a capability that cannot be tried is
+// Unavailable, with the reason. So is a question without an answer at the end of Timeout; its trial
 // is still undone in the background.
 func Run(ctx context.Context, cfg Config) Report {
 	cfg = cfg.withDefaults()
@@ -137,7 +137,7 @@ func printable(s string) string {
 // answers are the findings of one group by capability.
 type answers map[string]answer
 
-// all gives one answer to several questions.
+// all gives several questions the same answer.
 func (a answers) all(same answer, capabilities ...string) {
 	for _, c := range capabilities {
 		a[c] = same
@@ -167,7 +167,7 @@ func (a answer) with(detail string) answer {
 // asRoot is the Mend of any trial that was refused for lack of privilege.
 const asRoot = "run as root, outside of user namespaces"
 
-// refused is the answer to a trial that ended in err.
+// refused converts the error of a trial to an answer.
 func refused(err error, mend string) answer {
 	if unix.Geteuid() != 0 && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)) {
 		mend = asRoot

@@ -11,12 +11,12 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// perPacket are the nftables expressions, and the matches and targets of iptables-nft, that do
-// something about each packet of a connection, not only about its first.
+// perPacket are the nftables expressions, and the matches and targets of iptables-nft, that act on
+// each packet of a connection, not only on its first.
 var perPacket = []string{"hashlimit", "limit", "connbytes", "quota", "nfacct", "NFQUEUE", "queue", "TEE", "dup", "objref", "ct bytes"}
 
-// rules reports the firewall rules of our own network namespace that the fast path of the overlay
-// would pass by. Those of iptables-legacy, which have no dump, are not among them.
+// rules reports the firewall rules of our network namespace that the overlay's fast path would
+// bypass. It does not see the rules of iptables-legacy, which have no dump.
 func rules() answer {
 	c := crowd{}
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
@@ -39,8 +39,8 @@ func rules() answer {
 	return c.answer("firewall rules here count, limit or queue each packet, and do not see those of overlay=on", "leave overlay off for the containers that these rules are for")
 }
 
-// ruleOf returns the place (table/chain) of the rule in an answer to NFT_MSG_GETRULE, and what it
-// has of perPacket. Rules for address translation see the first packet of a connection alone.
+// ruleOf returns the place (table/chain) of the rule in an answer to NFT_MSG_GETRULE, and its parts
+// in perPacket. Rules for address translation see only the first packet of a connection.
 func ruleOf(msg []byte) (place string, names []string) {
 	if len(msg) < nl.SizeofNfgenmsg {
 		return "", nil
@@ -59,8 +59,8 @@ func ruleOf(msg []byte) (place string, names []string) {
 	return table + "/" + unix.ByteSliceToString(rule[unix.NFTA_RULE_CHAIN]), names
 }
 
-// expression returns the name of an expression: a match's or target's own, that of what a dynamic set
-// has for each element, or "ct bytes".
+// expression returns the name of an expression: the name of a match or target, the name of the
+// expression that a dynamic set has for each element, or "ct bytes".
 func expression(e []byte) string {
 	of := attributes(e)
 	name, data := unix.ByteSliceToString(of[unix.NFTA_EXPR_NAME]), attributes(of[unix.NFTA_EXPR_DATA])
@@ -77,7 +77,7 @@ func expression(e []byte) string {
 	return name
 }
 
-// attributes returns those of a message by type, up to a bad one.
+// attributes returns the attributes of a message by type, up to a malformed one.
 func attributes(b []byte) map[uint16][]byte {
 	m := make(map[uint16][]byte)
 	netdev.EachAttr(b, func(typ uint16, value []byte) error {

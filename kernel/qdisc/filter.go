@@ -32,7 +32,7 @@ type filterKnob struct {
 }
 
 // A handle of ours has the stage in its upper byte. Preferences are tried from the first, or the
-// last, as a filter of another kind, which cannot share one with ours, may have taken it.
+// last, because a filter of another kind, which cannot share ours, may use one.
 const (
 	clsactHandle            = 0xffff0000
 	hookIngress, hookEgress = 0xfffffff2, 0xfffffff3 // TC_H_CLSACT, TC_H_MIN_INGRESS and _EGRESS
@@ -76,7 +76,7 @@ func (k filterKnob) parent() uint32 {
 	return hookIngress
 }
 
-// value is the result of Read once the program is attached.
+// value returns the result of Read once the program is attached.
 func (k filterKnob) value() (string, error) {
 	info, err := k.program.Info()
 	if err != nil {
@@ -116,10 +116,10 @@ func (k filterKnob) Read() (value string, err error) {
 // situation is the state of a device.
 type situation struct {
 	kind  string   // of the qdisc with the hooks; "" for none
-	own   []filter // the knob's: two if a process was killed while it moved one
+	own   []filter // of this knob: two if a process was killed while it moved one
 	made  bool     // a filter of ours records that the qdisc was made for it
 	there []filter // at the knob's hook
-	count int      // of filters at both
+	count int      // number of filters at both hooks
 }
 
 func (k filterKnob) look(d *Device) (s situation, err error) {
@@ -130,7 +130,7 @@ func (k filterKnob) look(d *Device) (s situation, err error) {
 	s.kind = q.kind
 	for _, parent := range []uint32{hookIngress, hookEgress} {
 		if parent == hookEgress && q.kind != "clsact" {
-			break // the older qdisc ingress has only this one
+			break // the older qdisc ingress has only the ingress hook
 		}
 		list, err := d.filters(parent)
 		if err != nil {
@@ -225,8 +225,8 @@ func (k filterKnob) add(d *Device, s situation) error {
 	if err := k.insert(d, &s, label); err != nil || k.stage >= Others {
 		return err
 	}
-	// Filters of ours of earlier stages go in front of it, the last one first. For a moment each
-	// exists twice, rather than not at all.
+	// Filters of ours with earlier stages go in front of it, the last one first. Each exists twice
+	// for a moment, so that it is never missing.
 	slices.SortStableFunc(was, func(f, g filter) int { return cmp.Compare(g.stage(), f.stage()) })
 	for _, f := range was {
 		name, _, ours := f.ours()
@@ -257,7 +257,7 @@ func (k filterKnob) insert(d *Device, s *situation, label string) (err error) {
 	}
 	for i := range uint16(prefTries) {
 		pref := firstPref + i
-		if k.stage >= Others { // each stage has preferences of its own
+		if k.stage >= Others { // each stage has separate preferences
 			pref = lastPref - uint16(Stages-1-k.stage)*prefTries - i
 		}
 		// Within one preference the newest comes first (net/sched/cls_bpf.c, cls_bpf_change). A
@@ -301,8 +301,8 @@ func (k filterKnob) remove(d *Device, s situation, clsact bool) error {
 	if !clsact || s.count > 0 || s.kind != "clsact" {
 		return nil
 	}
-	// The kernel cannot remove it only if it is empty: a filter that is added at this moment goes
-	// with it.
+	// The kernel cannot make the removal depend on whether the qdisc is empty: a filter added at
+	// this moment goes with it.
 	err := d.send(unix.RTM_DELQDISC, 0, message{handle: clsactHandle, parent: ingressParent})
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // it has gone already
 		return fmt.Errorf("remove clsact: %w", err)

@@ -66,8 +66,8 @@ type linked struct {
 	name  string
 }
 
-// OpenHooks probes which of the two the kernel has. The error names what is missing for both. The
-// journal j records the filters.
+// OpenHooks probes whether the kernel has links or only filters. The error names what both lack.
+// The journal j records the filters.
 func OpenHooks(find *netdev.Finder, j *journal.Journal) (*Hooks, error) {
 	p, err := program("fl_try", asm.Mov.Imm(asm.R0, next), asm.Return())
 	if err != nil {
@@ -115,13 +115,13 @@ func tryFilter(p *ebpf.Program) error {
 	return nil
 }
 
-// Filters reports whether programs are filters, as the kernel has no tcx.
+// Filters reports whether programs are attached by filters, because the kernel lacks tcx.
 func (h *Hooks) Filters() bool { return h.filters }
 
 // Attachment is a program at a Hook.
 type Attachment struct {
 	hooks *Hooks
-	link  link.Link // by tcx; else the rest
+	link  link.Link // a tcx link; nil: attached by a filter
 	id    link.ID
 	index int
 
@@ -132,9 +132,9 @@ type Attachment struct {
 	by    journal.Owner
 }
 
-// Attach attaches a program, on behalf of by. It replaces what an earlier process left there under
-// the name. The program and the namespace may be closed afterwards. Errors: journal.ErrGone if the
-// device has gone.
+// Attach attaches a program, on behalf of by. It replaces the program of this name that an earlier
+// process left there. The caller may close the program and the namespace afterwards. Errors:
+// journal.ErrGone if the device has gone.
 func (h *Hooks) Attach(at Hook, p *ebpf.Program, by journal.Owner) (a *Attachment, err error) {
 	if at.Stage >= Stages {
 		return nil, fmt.Errorf("attach %s: there is no stage %d", at.Name, at.Stage)
@@ -185,8 +185,8 @@ func (h *Hooks) link(at Hook, p *ebpf.Program) (*Attachment, error) {
 }
 
 // anchor returns the neighbour of a program of stage s among the programs at a hook, in their
-// order: behind the last of ours that comes before it, or all foreign ones; or else in front of the
-// first of ours that comes behind both.
+// order. The program goes behind the last of ours that precedes it, or behind all foreign ones; or
+// else in front of the first of ours that follows both.
 func (h *Hooks) anchor(there []link.AttachedProgram, s Stage) link.Anchor {
 	anchor := link.Head()
 	if s >= Others {
@@ -281,7 +281,7 @@ func (h *Hooks) Stray(e journal.Entry) bool {
 }
 
 // Hold attaches the program again if its filter was removed. Errors: journal.ErrGone if the device
-// has gone, also if another has its index now and the program is not there, and if the link was
+// has gone, even if another device has its index now and lacks the program, and if the link was
 // detached.
 func (a *Attachment) Hold() error {
 	if a.link != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Left is a program that a process has attached by a link, told to the process that follows it.
+// Left describes a program that a process has attached by a link, for the process that follows it.
 type Left struct {
 	Link  link.ID `json:"link"`
 	Stage Stage   `json:"stage"`
@@ -27,15 +27,15 @@ func (h *Hooks) Left() []Left {
 	return list
 }
 
-// Inherited are programs of another process. They stay attached after its end until Close, or until
-// the Hooks that inherit them are done with them.
+// Inherited holds the programs of another process. They stay attached after its end until Close, or
+// until the Hooks that inherit them release them.
 type Inherited struct {
 	left  []Left
 	links map[link.ID]link.Link
 }
 
 // Inherit opens the links of another process, which still runs. It skips links that have ended, and
-// ones of other kinds: the list may be old.
+// links of other kinds, because the list may be outdated.
 func Inherit(list []Left) (*Inherited, error) {
 	i := &Inherited{links: make(map[link.ID]link.Link)}
 	var errs []error
@@ -67,8 +67,8 @@ func (i *Inherited) Close() error {
 	return errors.Join(errs...)
 }
 
-// Inherit makes i part of h: an Attach at the hook of one of its programs, by the same name,
-// replaces that atomically. The rest stays attached until Disinherit. Call it before Attach.
+// Inherit makes i part of h: an Attach with the same name at the hook of one of its programs
+// atomically replaces that program. The rest stays attached until Disinherit. Call it before Attach.
 func (h *Hooks) Inherit(i *Inherited) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -78,7 +78,7 @@ func (h *Hooks) Inherit(i *Inherited) {
 	}
 }
 
-// Disinherit detaches what was inherited and not replaced.
+// Disinherit detaches the inherited programs that were not replaced.
 func (h *Hooks) Disinherit() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -93,7 +93,7 @@ func (h *Hooks) Disinherit() error {
 	return i.Close()
 }
 
-// heir returns the link that the program by this name has inherited among those at a hook, now with
+// heir returns the link that the program with this name inherits among those at a hook, updated to
 // program p; nil: none.
 func (h *Hooks) heir(there []link.AttachedProgram, name string, p *ebpf.Program) (link.Link, error) {
 	if h.inherited == nil {

@@ -21,8 +21,8 @@ const (
 	// splitQueue is the number of packets of the largest size that its queue can hold; the kernel
 	// counts the length in bytes.
 	splitQueue = 1000
-	// uncut is the bucket size when no packet is split any more but the qdisc is still there,
-	// because removing it would lose the packets in it.
+	// uncut is the bucket size when no packet needs splitting any more. The qdisc stays, because
+	// removing it would lose the packets in it.
 	uncut = 65536
 )
 
@@ -49,8 +49,8 @@ func splitOptions(size int) []byte {
 	return append(b, nl.NewRtAttr(tbfBurst, ne.AppendUint32(nil, burst)).Serialize()...)
 }
 
-// splitOf reads the size that packets are split to from options as the kernel shows them: without
-// the burst, but with the limit, which implies it. It returns 0 for a foreign filter.
+// splitOf returns the size to which packets are split, from options as the kernel shows them:
+// without the burst, but with the limit, which implies it. It returns 0 for a foreign filter.
 func splitOf(kind string, options []byte) int {
 	ne := binary.NativeEndian
 	opt, rate := valueOf(options, tbfParms, sizeofTBFOpt), valueOf(options, tbfRate64, 8)

@@ -14,7 +14,7 @@ type Limit struct {
 	Rate uint64 // bit/s at most; 0: not known
 }
 
-// unlimited are the kinds of the kernel that hold no packet for longer than the device does.
+// unlimited lists the kernel's qdiscs that hold no packet longer than the device does.
 var unlimited = []string{
 	"pfifo", "bfifo", "pfifo_fast", "pfifo_head_drop", "noqueue", "mq", "mqprio", "multiq", "prio", "ets", "drr", "qfq",
 	"sfq", "fq", "fq_codel", "fq_pie", "codel", "pie", "red", "sfb", "choke", "gred", "hhf", "skbprio", "blackhole", "plug",

@@ -35,19 +35,19 @@ func valueOf(options []byte, typ uint16, size int) (value []byte) {
 	return value
 }
 
-// message is one qdisc, class or filter of a device, as rtnetlink has it.
+// message is one qdisc, class or filter of a device, in the form of rtnetlink.
 type message struct {
 	handle, parent uint32
 	info           uint32 // tcm_info; of a filter its preference and protocol
 	kind           string
 	options        []byte // the content of TCA_OPTIONS; nil if there is none
-	keep           string // why it cannot be made again from these fields; "" if it can
+	keep           string // why it cannot be recreated from these fields; "" if it can
 	stats          Stats
 }
 
 // dump asks for all messages of a type that are about the device.
 func (d *Device) dump(typ int, about message) ([]message, error) {
-	// A dump that a change has disturbed is repeated.
+	// Repeat a dump that a concurrent change has interrupted.
 	for range 10 {
 		req := d.request(typ, unix.NLM_F_DUMP, about)
 		raw, err := req.Execute(unix.NETLINK_ROUTE, 0)
@@ -105,7 +105,7 @@ const (
 	xstatsHTBBorrows = 4 // offset in struct tc_htb_xstats
 )
 
-// sharesBlock is why a qdisc that shares its filters with others is not made again.
+// sharesBlock is why a qdisc that shares its filters with others cannot be recreated.
 const sharesBlock = "it shares a block of filters"
 
 // parse reads one message, and the index of its device.
@@ -257,7 +257,7 @@ func ticks(bytes uint32, rate uint64) uint32 {
 }
 
 // same compares a class's options as the kernel shows them with the desired ones. The kernel adds
-// values of its own.
+// further values.
 func same(kind Kind, shown, want []byte) bool {
 	value := func(options []byte, typ uint16) []byte {
 		v := bytes.Clone(valueOf(options, typ, 0))

@@ -16,8 +16,8 @@ import (
 )
 
 // Redirected returns the index of the device to which the first filter of a device's ingress qdisc
-// redirects all packets (tc-mirred), as the CNI plugin bandwidth has it; 0: there is none, or it
-// looks at the packets first.
+// redirects all packets (tc-mirred), as the CNI plugin bandwidth does. 0: there is no such filter,
+// or it matches only some packets.
 func Redirected(ns *netdev.NS, index int) (to int, err error) {
 	err = root{ns, index}.do("look where packets are redirected", func(d *Device) error {
 		list, err := d.filters(clsactHandle)
@@ -41,14 +41,14 @@ func Redirected(ns *netdev.NS, index int) (to int, err error) {
 	return to, err
 }
 
-// The handles of the filters of our root qdiscs: of the one that leads to an IFB, and of the one that
-// chooses the class. They are always the same, so that the kernel changes a filter in place.
+// The handles of the filters of our root qdiscs: the one that redirects to an IFB, and the one that
+// chooses the class. They are fixed, so that the kernel changes a filter in place.
 const leadHandle, sortHandle = Handle | 1, Handle | 2
 
-// Sort makes our root qdisc of a device ask a program for the class of each packet whose priority is
-// no class that is there. The program returns Handle|minor, and stays after its process. What Lead
-// redirects is asked about when it comes back. The filter goes with the root. Without the classifier
-// bpf in the kernel (NET_CLS_BPF) all packets stay in MinorDefault, and Sort returns nil. Errors:
+// Sort makes our root qdisc of a device call a program for each packet whose priority is no
+// existing class. The program returns Handle|minor, and outlives its process. A packet that Lead
+// redirects is classified when it returns. The filter goes with the root. If the kernel lacks the
+// classifier bpf (NET_CLS_BPF), all packets stay in MinorDefault, and Sort returns nil. Errors:
 // journal.ErrGone if the device has gone.
 func Sort(ns *netdev.NS, index int, p *ebpf.Program) error {
 	return root{ns, index}.do("sort packets into classes", func(d *Device) error {
@@ -71,10 +71,10 @@ func Sort(ns *netdev.NS, index int, p *ebpf.Program) error {
 	})
 }
 
-// Lead makes our root qdisc of a device redirect all packets to an IFB before it classifies them, or
-// ends that; off: it leaves those that go to another IFB. They meet the classes of the root when they
-// come back. None passes by while one IFB takes the place of another. The filter goes with the root.
-// Errors: journal.ErrGone if the device has gone.
+// Lead makes our root qdisc of a device redirect all packets to an IFB before it classifies them,
+// or stops that; off exempts packets that go to another IFB. The packets meet the root's classes
+// when they return. No packet bypasses the IFBs while one replaces another. The filter goes with
+// the root. Errors: journal.ErrGone if the device has gone.
 func Lead(ns *netdev.NS, index, ifb int, on bool) error {
 	return root{ns, index}.do(fmt.Sprintf("redirect to device %d what is sent", ifb), func(d *Device) error {
 		list, err := d.filters(Handle)
@@ -99,9 +99,9 @@ func Lead(ns *netdev.NS, index, ifb int, on bool) error {
 	})
 }
 
-// lead makes the filter, or changes it. What comes back from the IFB does not match it. The kernel's
-// own flag for that (skb->tc_skip_classify) is gone once the packet has met a filter of somebody
-// else at the clsact, and the packet would go round for good.
+// lead makes or changes the filter. It does not match packets that return from the IFB. The
+// kernel's own flag for that (skb->tc_skip_classify) is cleared once the packet has met a foreign
+// filter at the clsact, and the packet would circulate forever.
 func (d *Device) lead(ifb int) error {
 	const ingressIfindex = 36 // in struct __sk_buff: skb->skb_iif, which an IFB sets
 	p, err := program("fl_ahead",
@@ -124,8 +124,8 @@ func (d *Device) lead(ifb int) error {
 	})
 }
 
-// leads returns the index of the device to which the first action of a filter redirects; 0: none, or
-// one that has gone.
+// leads returns the index of the device to which the first action of a filter redirects; 0: none,
+// or the device has gone.
 func (f filter) leads() int {
 	b := f.options
 	for _, typ := range []uint16{map[string]uint16{"bpf": nl.TCA_BPF_ACT, "u32": nl.TCA_U32_ACT, "matchall": nl.TCA_MATCHALL_ACT}[f.kind], 1, nl.TCA_ACT_OPTIONS} {

@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// A tree is a foreign root qdisc with everything below it, in an order that it can be made in.
-// Options are what netlink showed, byte for byte, except for counters.
+// A tree is a foreign root qdisc with everything below it, in an order in which it can be made.
+// Options are netlink's, byte for byte, except for counters.
 type tree []node
 
 type node struct {
@@ -36,7 +36,7 @@ const (
 // maxTree limits the description of a tree, in bytes, so that it fits into the journal.
 const maxTree = 48 << 10
 
-// treePrefix begins the value of a root that can be restored, keptPrefix that of one that cannot,
+// treePrefix starts the value of a root that can be restored, keptPrefix that of one that cannot
 // and so must not be replaced.
 const (
 	treePrefix = "tree "
@@ -66,7 +66,7 @@ func (d *Device) foreign(root message) (string, error) {
 	return treePrefix + string(b), nil
 }
 
-// tree reads everything below root; why names what could not be made again.
+// tree reads everything below root; why names what could not be recreated.
 func (d *Device) tree(root message) (t tree, why string, err error) {
 	qdiscs, err := d.qdiscs()
 	if err != nil {
@@ -138,8 +138,8 @@ func settled(m message) []byte {
 	return m.options
 }
 
-// told returns a qdisc's options in the form that the kernel accepts, if it shows them in another
-// one.
+// told returns a qdisc's options in the form that the kernel accepts, which may differ from the
+// form that it shows.
 func (n node) told() []byte {
 	if n.What != aQdisc || n.Kind != "htb" {
 		return n.Options

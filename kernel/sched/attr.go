@@ -124,9 +124,8 @@ func parseSet(list string) (set CPUs, err error) {
 }
 
 // BeNice sets the nice value of all threads of this process; later threads inherit it. 0 changes
-// nothing. Where the kernel groups the tasks of a session for the scheduler (autogroup, see
-// sched(7)), nice counts only inside a session: there the process becomes a session of its own,
-// with that value.
+// nothing. If the scheduler groups the tasks of each session (autogroup, see sched(7)), nice counts
+// only within a session. Then the process first starts a new session, with that value.
 func BeNice(n int) error {
 	if n == 0 {
 		return nil

@@ -44,8 +44,8 @@ func Group(proc string, l cgroup.Layout, t Thread, hierarchy string) journal.Kno
 	}
 }
 
-// knob is one knob of a thread. Threads are known to the kernel by their number only, so it is checked
-// whose the number is.
+// knob is one knob of a thread. The kernel identifies threads only by their number, so the knob
+// checks that the number still belongs to the thread.
 type knob struct {
 	proc   string
 	thread Thread
@@ -64,7 +64,7 @@ func (k knob) Ref() journal.Ref {
 
 func (k knob) Read() (string, error) {
 	value, err := k.read()
-	// Checked after the read, so the value is known to be this thread's.
+	// Checked after the read, so the value belongs to this thread.
 	if other := k.check(); other != nil {
 		err = other
 	}

@@ -3,10 +3,9 @@
 //
 // It also reads a kernel thread's usage.
 //
-// Threads of processes belong to the process that started them. The package changes nothing of them
-// but the scheduling policy, in deadline.go. It knows neither devices nor containers:
-// feature/netcpu knows which container a thread works for, and turns the knobs through package
-// journal.
+// Threads of processes belong to the process that started them. The package changes only their
+// scheduling policy, in deadline.go. It knows neither devices nor containers: feature/netcpu knows
+// for which container a thread works, and turns the knobs through package journal.
 package sched
 
 import (
@@ -142,15 +141,15 @@ func allTasks(proc string) ([]int, error) {
 type Usage struct {
 	Ran    time.Duration
 	Waited time.Duration // runnable, without a CPU
-	Turns  uint64        // how often it got one
+	Turns  uint64        // how often it got a CPU
 }
 
 // UsageOf returns the usage of a kernel thread. Errors: journal.ErrGone; fs.ErrNotExist
 // where the kernel does not count (CONFIG_SCHED_INFO).
 func UsageOf(proc string, t Thread) (Usage, error) {
 	u, err := usage(proc, t.TID)
-	// Checked after the read, so the value is known to be this thread's. Of one that has ended there
-	// is no file, as where the kernel does not count.
+	// Checked after the read, so the value belongs to this thread. An ended thread has no file, and
+	// neither has any thread if the kernel does not count.
 	if gone := t.check(proc); gone != nil {
 		err = gone
 	}
@@ -256,8 +255,8 @@ func readFile(name string) ([]byte, error) {
 	return bytes.Clone(buf[:n]), nil
 }
 
-// gone adds journal.ErrGone to the errors of a thread that ended before its file was opened, or
-// after.
+// gone adds journal.ErrGone to the errors of a thread that ended before or after its file was
+// opened.
 func gone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("%w: %w", journal.ErrGone, err)

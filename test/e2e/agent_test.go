@@ -28,7 +28,7 @@ type netns interface{ Do(func() error) error }
 // metricsAddr is free in every namespace that a test makes.
 const metricsAddr = "127.0.0.1:9643"
 
-// agent is a fairlead agent in a process of its own, which can be started again after its end.
+// agent is a fairlead agent in a separate process, which can be started again after its end.
 type agent struct {
 	t     *testing.T
 	ns    netns
@@ -90,7 +90,7 @@ func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 
 func (a *agent) path(name string) string { return filepath.Join(a.dir, name) }
 
-// launch starts the process. wrap is a command to run it with.
+// launch starts the process. wrap is a command that runs it.
 func (a *agent) launch(wrap ...string) {
 	a.t.Helper()
 	log, err := os.OpenFile(a.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -168,7 +168,7 @@ func (a *agent) dump() []byte {
 	return log[max(0, end-8000):min(len(log), end+40000)]
 }
 
-// stop ends the agent as systemd does.
+// stop ends the agent with SIGTERM, as systemd does.
 func (a *agent) stop() {
 	a.t.Helper()
 	must(a.t, unix.Kill(a.pid, unix.SIGTERM))
@@ -179,7 +179,7 @@ func (a *agent) stop() {
 	mustSay(a.t, a.run("restore", "--state-dir", a.path("state")), 0, "nothing to undo")
 }
 
-// finishes waits until an agent that was told to stop has ended.
+// finishes waits for the end of an agent that was told to stop.
 func (a *agent) finishes() {
 	a.t.Helper()
 	if ends(a.t, a.pid, a.ended); a.err != nil {
@@ -249,7 +249,7 @@ func (a *agent) stands(name, feature, state string, words ...string) (c api.Cont
 	return c
 }
 
-// overlayEnd returns the report on a container's one end on overlay networks.
+// overlayEnd returns the report on the single end of a container on overlay networks.
 func (a *agent) overlayEnd(name string) (api.OverlayEnd, error) {
 	o, err := a.api.Overlay(a.t.Context(), name, 0)
 	if err != nil {
@@ -326,13 +326,13 @@ func (a *agent) isolation(ctx context.Context, name string, devices int) (i isol
 	return i, nil
 }
 
-// parseThread reads TID:START:HIERARCHY, as the journal names a thread.
+// parseThread parses TID:START:HIERARCHY, the journal's name for a thread.
 func parseThread(object string) (th sched.Thread, err error) {
 	_, err = fmt.Sscanf(object, "%d:%d:", &th.TID, &th.Start)
 	return th, err
 }
 
-// livesIn checks, by the kernel's own files, that a NAPI thread is in a directory of the cpu
+// livesIn checks in the kernel's own files that a NAPI thread is in a directory of the cpu
 // controller.
 func livesIn(th sched.Thread, dir string) error {
 	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", th.TID))
@@ -403,7 +403,7 @@ func (a *agent) holds() (f footprint) {
 	return f
 }
 
-// forgets waits until nothing of an ended container is left: the agent does not list it, its
+// forgets waits until nothing of an ended container is left: the agent no longer lists it, its
 // journal has no entry for it, and the container's threads have ended.
 func (a *agent) forgets(i isolation) {
 	a.t.Helper()
@@ -419,7 +419,7 @@ func (a *agent) forgets(i isolation) {
 }
 
 // letsGo is forgets for a container with a network namespace that outlives it. The threads outlive
-// it too, and must have left its cgroup.
+// it, too, but must have left its cgroup.
 func (a *agent) letsGo(i isolation) {
 	a.t.Helper()
 	await(a.t, i.Name+" to be forgotten", func() error {

@@ -13,14 +13,14 @@ import (
 const autoAll = "match: {name: \"e2e-*\"}\nset: {netcpu: auto, netcpu.steal: 2.5%}\n---\nmatch: {name: e2e-flood}\nset: {netcpu: isolate}\n"
 
 // onOne keeps the computing and the flooded containers on one CPU. The weight of a group on a CPU
-// changes all the time if it has work on several. Then 6.18 may let the kernel's own workers wait
-// for as long as the group keeps a CPU busy: it reports a workqueue lockup, and no process ends
-// that waits for RCU or has watched a file.
+// keeps changing if the group has work on several. Linux 6.18 may then let the kernel's own workers
+// wait while the group keeps a CPU busy: it reports a workqueue lockup, and processes that wait for
+// RCU, or have watched a file, cannot end.
 var onOne = sandbox.CPU{Set: "0"}
 
-// TestAuto floods a container in the mode isolate. Nothing is done until it robs another, in the mode
-// auto. Then the agent isolates it, which stops the theft, and reports why. Once the flood is over,
-// everything is as before.
+// TestAuto floods a container with the mode isolate, and then with the mode auto. In auto the agent
+// does nothing until the container robs another. Then it isolates it, which stops the theft, and
+// reports why. After the flood, everything is as before.
 func TestAuto(t *testing.T) {
 	r := newRig(t)
 	flood := r.add(sandbox.Spec{Name: "e2e-flood", CPU: onOne})
@@ -61,13 +61,13 @@ func TestAuto(t *testing.T) {
 	mustSay(t, a.run("explain", "e2e-flood"), 0, "for 10s its packets cost at most 1.25 % of a CPU")
 	r.sameAs(observed, "after the flood")
 
-	// Killed while it observes, without a next agent: there is nothing to undo.
+	// Killed while it only observes, with no agent after it: there is nothing to undo.
 	a.kill()
 	r.sameAs(before, "after the kill")
 	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0, "nothing to undo")
 }
 
-// spares waits until culprit takes next to nothing of victim's time.
+// spares waits until culprit takes almost nothing of victim's time.
 func (a *agent) spares(victim, culprit *sandbox.Box) {
 	a.t.Helper()
 	stolen := func() (sum float64, at time.Time) {

@@ -20,7 +20,7 @@ import (
 )
 
 // churner starts containers that end by themselves, on an engine with an attachable overlay
-// network. On that one a container has a second network, docker_gwbridge, too.
+// network. There a container also has a second network, docker_gwbridge.
 type churner struct {
 	*host
 	n     int
@@ -36,7 +36,7 @@ func newChurner(t *testing.T) *churner {
 	return &churner{host: h}
 }
 
-// run starts the container of a number, which lives for one to four seconds.
+// run starts the container with a number. It lives for one to four seconds.
 func (c *churner) run(n int) error {
 	args := []string{"run", "-d", "--rm", "--cpus", fmt.Sprintf("0.%d", 1+n%9)}
 	if n%3 == 0 {
@@ -92,8 +92,8 @@ func (c *churner) empty(t *testing.T) {
 	})
 }
 
-// TestChurn lets containers with every kind of label come and go quickly on two kinds of network.
-// The agent lives, warns of nothing, and leaves nothing: neither on the host nor in itself.
+// TestChurn lets containers with every kind of label come and go quickly on two kinds of network. The
+// agent must survive, log no warning, and leave nothing behind, neither on the host nor in itself.
 func TestChurn(t *testing.T) {
 	testkit.Later(t)
 	c := newChurner(t)
@@ -134,7 +134,7 @@ func (c *churner) logs(t *testing.T, except string, words ...string) {
 	}
 }
 
-// meddle does something at random to a container that runs, or has just ended.
+// meddle changes a container at random that runs or has just ended.
 func (c *churner) meddle(r *rand.Rand) {
 	out, err := c.Run("ps", "-q")
 	ids := strings.Fields(out)
@@ -154,7 +154,7 @@ func (c *churner) meddle(r *rand.Rand) {
 	}
 }
 
-// damage cuts the agent's journal or its copy, or both, to half, or fills them with zeros.
+// damage truncates the agent's journal, its copy, or both to half, or fills them with zeros.
 func (c *churner) damage(r *rand.Rand) {
 	which := r.IntN(3) // 2: both
 	for i, file := range c.agent.journals() {
@@ -168,8 +168,8 @@ func (c *churner) damage(r *rand.Rand) {
 	}
 }
 
-// TestChurnCampaign kills the agent at random points, and the engine now and then, while containers
-// come and go and others meddle with them. Every third kill damages what the agent keeps. Each next
+// TestChurnCampaign kills the agent at random points, and now and then the engine, while containers
+// come and go and other programs change them. Every third kill damages the agent's files. Each next
 // agent adopts what it finds, and in the end nothing is left.
 func TestChurnCampaign(t *testing.T) {
 	testkit.Later(t)
@@ -236,7 +236,7 @@ func TestChurnCampaign(t *testing.T) {
 	c.agent.idles(c.atStart)
 	after := devicesOf(t, c.NS)
 	for key, value := range after {
-		// A killed engine leaves veths. They have nothing of ours.
+		// A killed engine leaves veths, which must have nothing of ours.
 		if strings.Contains(key, " veth") && (value == "0 programs" || !strings.HasSuffix(key, "gress")) {
 			delete(after, key)
 		}

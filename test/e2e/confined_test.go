@@ -13,7 +13,7 @@ import (
 )
 
 // confinedVerb makes the test binary try, in the agent's place, what the unit allows and what it
-// does not. It changes nothing: it opens files for writing only, and makes calls with arguments
+// does not. It changes nothing: it only opens files for writing, and makes calls with arguments
 // that the kernel refuses.
 const confinedVerb = "e2e-confined"
 
@@ -79,7 +79,7 @@ func confined() int {
 	return 0
 }
 
-// TestUnitConfines checks that the unit lets the agent do what it needs, and keeps it from what a
+// TestUnitConfines checks that the unit lets the agent do what it needs, and prevents what a
 // mistake must not do.
 func TestUnitConfines(t *testing.T) {
 	m := bootMachine(t)

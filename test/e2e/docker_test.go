@@ -18,7 +18,7 @@ import (
 
 const isolate, isolateKey = "fairlead.netcpu=isolate", "fairlead.netcpu = isolate"
 
-// always isolates also a container whose packets take nothing from others.
+// always also isolates a container whose packets take nothing from others.
 const always = "fairlead.netcpu.steal=0%"
 
 // host is a Docker Engine with an uplink, and an agent beside it.
@@ -31,8 +31,7 @@ type host struct {
 func newHost(t *testing.T, flags ...string) *host {
 	t.Helper()
 	d := testkit.StartDocker(t, flags...)
-	// This is what an uplink is on a real host: a device that polls, from which packets get onto
-	// the bridge.
+	// As on a real host, the uplink is a device that polls, and its packets get onto the bridge.
 	outside := testkit.NetNS(t) // 10.213.255.1
 	testkit.Veth(t, d.NS, "nic0", outside, "wire")
 	outside.Address(t, "wire", "10.213.255.1/16")
@@ -63,7 +62,7 @@ func (h *host) remove(t *testing.T, names ...string) {
 	h.Must(t, append([]string{"rm", "-f"}, names...)...)
 }
 
-// state reads what fairlead might change for a container and its host ends.
+// state reads everything that fairlead might change for a container and its host ends.
 func (h *host) state(t *testing.T, c api.Container) state {
 	t.Helper()
 	s := state{}
@@ -119,7 +118,7 @@ func (h *host) noComplaints(t *testing.T) {
 	}
 }
 
-// TestDocker runs every test that one engine is enough for.
+// TestDocker runs every test that needs only one engine.
 func TestDocker(t *testing.T) {
 	held := filepath.Join(t.TempDir(), "held")
 	must(t, os.WriteFile(held, []byte(heldRuntime), 0o755))
@@ -233,7 +232,7 @@ func (h *host) testIsolate(t *testing.T) {
 	mustSay(t, h.agent.run("explain", "lit"), 0, isolateKey, "by a label of the container", "as policy says", "kernel thread", "and so it is now")
 	mustSay(t, h.agent.run("ps"), 0, "lit", "isolate", "plain", "observe")
 
-	// Restored, and applied again.
+	// Restored, and then applied again.
 	mustSay(t, h.agent.run("restore", "lit", "--state-dir", h.agent.path("state")), 0, "again, was")
 	if c := h.agent.stands("lit", "netcpu", api.StateHeld); c.PID != i.PID {
 		t.Errorf("container %+v, was %+v", c, i.Container)
@@ -247,8 +246,8 @@ func (h *host) testIsolate(t *testing.T) {
 	h.agent.rests()
 }
 
-// testCPUs changes the CPUs and the weight of an isolated container while it runs, as the CPU manager
-// of a kubelet does too: the thread that polls for it goes along.
+// testCPUs changes the CPUs and the weight of an isolated container while it runs, as a kubelet's
+// CPU manager does. The thread that polls for it must follow.
 func (h *host) testCPUs(t *testing.T) {
 	defer h.with(t)()
 	h.sleeper(t, "moving", "--label", isolate, "--cpuset-cpus", "0", "--cpu-shares", "512")

@@ -25,7 +25,7 @@ func (a *agent) classOf(name, uplink string) (api.TrafficClass, error) {
 	return api.TrafficClass{}, fmt.Errorf("no class of %s at %s: %+v", name, uplink, t.Classes)
 }
 
-// counts waits until a class has seen so many packets more than in was.
+// counts waits until a class has counted n packets more than in was.
 func (a *agent) counts(was api.TrafficClass, name string, packets uint64) {
 	a.t.Helper()
 	await(a.t, fmt.Sprintf("%d packets of %s to be in its class", packets, name), func() error {
@@ -37,7 +37,7 @@ func (a *agent) counts(was api.TrafficClass, name string, packets uint64) {
 	})
 }
 
-// testTraffic has Docker's own containers shaped, by their labels at the start and by changes while
+// testTraffic shapes Docker's own containers, by their labels at the start and by changes while
 // they run.
 func (h *host) testTraffic(t *testing.T) {
 	defer h.with(t)()
@@ -102,13 +102,13 @@ func (h *host) testTraffic(t *testing.T) {
 	h.agent.rests()
 }
 
-// heldRuntime is runc, but executes no program while there is a file beside it.
+// heldRuntime is runc, but does not execute the program while a certain file exists beside it.
 const heldRuntime = `#!/bin/sh
 case " $* " in *" start "*) while [ -e "$0.hold" ]; do sleep 0.01; done ;; esac
 exec runc "$@"
 `
 
-// testBegins has limits in force before the container's program is executed, and unchanged by that.
+// testBegins checks that limits are in force before the container's program is executed, and stay so.
 func (h *host) testBegins(t *testing.T, held string) {
 	defer h.with(t)()
 	must(t, os.WriteFile(held+".hold", nil, 0o600))

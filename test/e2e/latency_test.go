@@ -11,8 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// TestLatency has a container's packets measured by policy, reads the result from the host and from
-// inside, and subtracts the host's part from the round trips of a program.
+// TestLatency measures a container's packets by policy, reads the result from the host and from inside, and subtracts the host's part from the round trips of a program.
 func TestLatency(t *testing.T) {
 	r := newRig(t)
 	one := r.add(sandbox.Spec{Name: "e2e-one", Labels: map[string]string{"fairlead.latency": "on"}})

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// testDockerEnds has an engine that ends its containers when it comes back.
+// testDockerEnds uses an engine that ends its containers when it restarts.
 func (h *host) testDockerEnds(t *testing.T) {
 	defer h.with(t)()
 	h.Kill()

@@ -1,6 +1,6 @@
 // Package e2e tests the real program from outside: it builds fairlead once, runs it as an agent
-// with directories, sockets and a network namespace of its own, and observes it through its
-// commands and package api only. It reads the agent's changes to the host from the kernel.
+// with separate directories, sockets and network namespace, and observes it only through its
+// commands and package api. It reads the agent's changes to the host from the kernel.
 //
 // An agent treats the network namespace in which it runs as the host's, and changes the devices
 // there. So every agent here runs in a namespace that a test made; this machine's own devices are
@@ -33,10 +33,10 @@ import (
 // program is the path of the binary under test, laboratory the path of fairlead-lab.
 var program, laboratory string
 
-// askSelfVerb makes the test binary a client inside a container.
+// askSelfVerb turns the test binary into a client inside a container.
 const askSelfVerb = "e2e-ask-self"
 
-// writeVerb makes the test binary a process that waits for its disk.
+// writeVerb turns the test binary into a process that waits for its disk.
 const writeVerb = "e2e-write"
 
 func TestMain(m *testing.M) {
@@ -184,7 +184,7 @@ func says(o output, status int, words ...string) error {
 	return nil
 }
 
-// patience is how long a busy machine may take for what takes milliseconds.
+// patience bounds operations that take milliseconds, so that they may take longer on a busy machine.
 const patience = 90 * time.Second
 
 // ends waits for the end of a process. If the process does not end, the test fails and logs where

@@ -59,10 +59,10 @@ func keepWriting(file string) error {
 	}
 }
 
-// TestBlame floods one container without any policy and looks for the victim: another container on
-// the same CPU. One container waits for its own quota, another for a CPU that it shares, and a third
-// for its disk: none of these may count as robbed. Each view names victim and culprit: while it goes
-// on, and ten minutes after.
+// TestBlame floods one container without any policy, and looks for the victim, another container on
+// the same CPU. One container waits for its own quota, another for a CPU that it shares, and a
+// third for its disk: none of these may count as robbed. Each view names victim and culprit, during
+// the flood and ten minutes after.
 func TestBlame(t *testing.T) {
 	testkit.Later(t)
 	disk := t.TempDir() // removed after the writers in it
@@ -182,8 +182,8 @@ func TestBlame(t *testing.T) {
 	r.sameAs(before, "after a clean stop")
 }
 
-// blames returns an error unless an overview blames the packets of the flood for what slows the
-// victim. On a busy machine others may slow it more.
+// blames returns an error unless an overview blames the flood's packets for the victim's slowdown.
+// On a busy machine others may slow it more.
 func blames(o output) error {
 	var seen api.Overview
 	if err := json.Unmarshal([]byte(o.out), &seen); err != nil {
@@ -199,7 +199,7 @@ func blames(o output) error {
 	return fmt.Errorf("nobody is blamed: %v", o)
 }
 
-// shift copies a recording into another folder, as if it were made at another time.
+// shift copies a recording into another folder, with its times shifted.
 func shift(t *testing.T, from, to string, by time.Duration) {
 	t.Helper()
 	in, err := record.Open(from)
@@ -219,8 +219,8 @@ func shift(t *testing.T, from, to string, by time.Duration) {
 	}
 }
 
-// spared is how much may be stolen from a container that the flood does not rob: a smaller fraction
-// of its tasks' time than the victim lost at the same time.
+// spared is how much time a container may lose that the flood does not rob: a smaller fraction of
+// its tasks' time than the victim lost at the same time.
 func spared(a, victim api.NetCPUAccount) float64 { return a.Tasks * victim.Stolen / victim.Tasks }
 
 // selfOf asks from inside a container.

@@ -79,7 +79,7 @@ type dialogue struct {
 	n int
 }
 
-// dial connects where in runs what it is given.
+// dial connects to an address from where in runs it.
 func dial(t *testing.T, in func(func() error) error, proto, to string) *dialogue {
 	t.Helper()
 	d := &dialogue{t: t}

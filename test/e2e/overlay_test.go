@@ -28,8 +28,8 @@ type swarm struct {
 	under   [2]state     // and the devices in the engine's namespaces
 }
 
-// swarmOverlay has packets of containers on two nodes become fast, and stay correct, whatever happens
-// to the agents and to the containers.
+// swarmOverlay checks that packets of containers on two nodes become fast and stay correct,
+// whatever happens to the agents and to the containers.
 func swarmOverlay(t *testing.T, nodes [2]*testkit.Docker) {
 	s := &swarm{t: t, engines: nodes}
 	for n, d := range s.engines {
@@ -77,7 +77,7 @@ func (s *swarm) find(inode uint64) string {
 	return path
 }
 
-// devices reads what might be changed on a node's devices, and on the network's devices.
+// devices reads what might be changed on the devices of a node and of the network.
 func (s *swarm) devices(n int) (host, under state) {
 	s.t.Helper()
 	host, under = devicesOf(s.t, s.engines[n].NS), state{}
@@ -103,8 +103,8 @@ func (s *swarm) fast(d *dialogue) {
 	fast(s.t, d, s.web[:]...)
 }
 
-// killed ends agents during dialogues. None breaks, and under the next agent packets become fast
-// again. A stopped agent, and a restore, leave nothing behind.
+// killed kills agents during dialogues. No dialogue may break, and under the next agent packets
+// become fast again. A stopped agent, and a restore, must leave nothing behind.
 func (s *swarm) killed(talks []*dialogue) {
 	s.t.Helper()
 	stop := make(chan struct{})
@@ -177,7 +177,7 @@ func (s *swarm) nothing(n int) {
 	await(s.t, "nothing to be left", func() error { return errors.Join(s.engines[n].NS.Do(none), in(under, none)) })
 }
 
-// encrypted has a network with encryption by IPsec.
+// encrypted tests a network with IPsec encryption.
 func (s *swarm) encrypted() {
 	s.t.Helper()
 	const network = "flsecret"
@@ -196,9 +196,9 @@ func (s *swarm) encrypted() {
 	s.engines[0].Must(s.t, "network", "rm", network)
 }
 
-// published has others ask a service's port: at the other node, through the Swarm's own ingress
-// network, and at its task's, past it. For the first Docker needs IPVS, which the reference kernel
-// lacks: rules lead the same way.
+// published requests a service's port from outside: at the other node, through the Swarm's ingress
+// network, and at its task's node, past it. The first needs IPVS, which the reference kernel lacks,
+// so rules lead the packets the same way.
 func (s *swarm) published() {
 	s.t.Helper()
 	asked, d := s.engines[0], s.engines[1]
@@ -267,7 +267,7 @@ func ran(name string, args ...string) func() error {
 	}
 }
 
-// removed has Docker remove the network. Its namespace ends, since no agent holds it.
+// removed makes Docker remove the network. Its namespace must end, as no agent holds it.
 func (s *swarm) removed() {
 	s.t.Helper()
 	for _, c := range s.web {
@@ -278,7 +278,7 @@ func (s *swarm) removed() {
 			host, under := s.devices(n)
 			return errors.Join(host.diff(s.host[n]), under.diff(s.under[n]))
 		})
-		// A veth goes with the namespace of its other end.
+		// A veth disappears with the namespace of its other end.
 		probe := testkit.NetNS(s.t)
 		h := probe.Handle(s.t)
 		must(s.t, in(s.path(n), func() error {

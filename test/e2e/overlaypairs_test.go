@@ -13,11 +13,11 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// far is the address of the outside on the overlay network. It is another node without an agent.
+// far is the outside's address on the overlay network: another node, without an agent.
 const far = "10.66.0.1"
 
-// newOverlayRig is a rig with containers that reach the wire by an overlay network: nic0 is no port
-// of the bridge, but carries the VXLAN device, which is one.
+// newOverlayRig is a rig whose containers reach the wire by an overlay network: the bridge has no
+// port nic0, but the VXLAN device, which sends by nic0.
 func newOverlayRig(t *testing.T) *rig {
 	t.Helper()
 	h := topology.New(t)
@@ -73,8 +73,8 @@ func (p *pair) ways(egress, whyEgress, ingress, whyIngress string) {
 	})
 }
 
-// fast has the container ask the other node, until so many packets have taken the fast path in each
-// direction that is to be fast. It returns the counts since then, at rest.
+// fast makes the container send requests to the other node, until so many packets have taken the
+// fast path in each fast direction. It returns the counts since then, at rest.
 func (p *pair) fast(out, in uint64) (e api.OverlayEnd) {
 	t := p.rig.t
 	t.Helper()
@@ -123,8 +123,8 @@ func (p *pair) class(device, direction string) (packets uint64) {
 	return packets
 }
 
-// beside puts a feature on top of overlay and removes overlay first, or the other way round; in the
-// tier full both. alone checks the state with overlay only, together the state with both.
+// beside adds a feature to overlay and then removes overlay first, or the other one; in the tier
+// full it does both. alone checks the state with overlay only, together the state with both.
 func (p *pair) beside(other string, overlayFirst bool, alone, together func()) {
 	t := p.rig.t
 	t.Helper()
@@ -188,8 +188,8 @@ func TestOverlayTraffic(t *testing.T) {
 	})
 }
 
-// TestOverlayNetCPU checks that the accounts charge the receiver with its fast packets, and that a
-// thread of its own polls them.
+// TestOverlayNetCPU checks that the accounts charge the receiver for its fast packets, and that its
+// own thread polls them.
 func TestOverlayNetCPU(t *testing.T) {
 	p := newPair(t)
 	received := func(a api.NetCPUAccount) (n uint64) {
@@ -212,7 +212,7 @@ func TestOverlayNetCPU(t *testing.T) {
 		if len(before.Accounts) > 0 {
 			was = received(before.Accounts[0])
 		}
-		// Most of them, as a reading may be a little late.
+		// Most of them, because a reading may be a little late.
 		if n := received(now.Accounts[0]) - was; n < e.Ingress.Fast/2 {
 			t.Errorf("the account has %d packets more, of %d fast ones: %+v", n, e.Ingress.Fast, now)
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/test/vm"
 )
 
-// bootRoot boots the system in a folder. Its arguments are the test's own program, the folder, and
-// one with packages. Of the system's units only targets are left: others would change this machine.
+// bootRoot boots the system in a folder. Its arguments are the test's program, the folder, and a folder
+// with packages. Of the system's units only targets are left: others would change this machine.
 const bootRoot = `set -e
 cp -R "$3" "$2/packages"
 cd "$2"
@@ -50,9 +50,9 @@ exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/syste
 	--system --unit=multi-user.target --log-target=console --show-status=0
 `
 
-// TestPackage installs the package in a system of its own, with its systemd, and replaces it by the
-// next one while a container runs under policy: that is in force all the time, and is adopted.
-// Removal puts the host back.
+// TestPackage installs the package in a system with its own systemd, and upgrades it while a
+// container runs under policy. The policy must stay in force all the time, and be adopted. Removal
+// must restore the host.
 func TestPackage(t *testing.T) {
 	if testkit.Scale(t, 0, 1) == 0 {
 		testkit.Skip(t, "a system of its own: only in the tier full")

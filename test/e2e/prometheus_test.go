@@ -30,7 +30,7 @@ type prometheus struct {
 
 const prometheusAddr = "127.0.0.1:9090"
 
-// newPrometheus starts one with the rules of packaging/prometheus, as fast as it goes.
+// newPrometheus starts a Prometheus with the rules of packaging/prometheus and the shortest intervals.
 func newPrometheus(t *testing.T, ns netns) *prometheus {
 	t.Helper()
 	path, err := exec.LookPath("prometheus")
@@ -64,7 +64,7 @@ scrape_configs:
 	return p
 }
 
-// get asks the HTTP API for data.
+// get requests data from the HTTP API.
 func (p *prometheus) get(path string, ask url.Values, data any) error {
 	resp, err := p.http.Get("http://" + prometheusAddr + "/api/v1/" + path + "?" + ask.Encode())
 	if err != nil {
@@ -100,8 +100,8 @@ func (p *prometheus) query(expr string) (found []map[string]string, err error) {
 	return found, err
 }
 
-// panels returns the expressions of the dashboards by where they are, with values for their variables:
-// the rig's containers belong to no pod.
+// panels returns the expressions of the dashboards by their place, with values for their variables.
+// The rig's containers belong to no pod.
 func panels(t *testing.T) map[string]string {
 	t.Helper()
 	values := strings.NewReplacer("$namespace/$pod/", "", "$namespace", "", "$pod", "", `=~"$node"`, `=~".*"`, "$node", "n1", "$__rate_interval", "10s")
@@ -138,17 +138,17 @@ func panels(t *testing.T) map[string]string {
 // seriesName matches the agent's metrics in a text.
 var seriesName = regexp.MustCompile(`\bfairlead_[a-z0-9_]+`)
 
-// TestPrometheus has a real Prometheus scrape an agent, beside which a flood slows a victim, with
-// each kind of policy in force. The rules name the flood as the first culprit, each panel of the
-// dashboards shows something, and each metric that rules and dashboards name exists. Then the agent
-// does not answer.
+// TestPrometheus makes a real Prometheus scrape an agent, while a flood slows a victim and each
+// kind of policy is in force. The rules must name the flood as the first culprit, each panel of the
+// dashboards must show something, and each metric in rules and dashboards must exist. Then the
+// agent stops answering.
 func TestPrometheus(t *testing.T) {
 	r := newRig(t)
 	p := newPrometheus(t, r.host)
 	disk := testkit.NewDisk(t, 1<<20)
 	flood := r.add(sandbox.Spec{Name: "e2e-flooding"})
 	victim := r.add(sandbox.Spec{Name: "e2e-flooded", Labels: map[string]string{"fairlead.io.reserve": disk.Path + " riops=100", "fairlead.net.rate": "1mbit", "fairlead.net.ceil": "50mbit"}})
-	// The CPU of the victim handles the packets, not that of their sender.
+	// The victim's CPU handles the packets, not the sender's.
 	must(t, r.host.SetQueues("nic0", "rx", "rps_cpus", func(int) string { return "1" }))
 	a := r.agent()
 	a.flags = append(a.flags, "--uplink", "nic0=1gbit")

@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// rig is a host made of sandboxes: containers at a bridge, which gets packets from a wire through a
-// device that polls.
+// rig is a host made of sandboxes: containers at a bridge, which receives packets from a wire
+// through a device that polls.
 type rig struct {
 	*topology.Host
 	t          *testing.T
@@ -34,7 +34,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// Create makes a sandbox of just this name, which tests look for.
+// Create makes a sandbox with exactly this name, which tests look for.
 func (r *rig) Create(spec sandbox.Spec) *sandbox.Box {
 	r.t.Helper()
 	b, err := r.Sandboxes.Create(spec)
@@ -52,13 +52,13 @@ func (r *rig) add(spec sandbox.Spec) *sandbox.Box {
 	return b
 }
 
-// agent prepares an agent that has the rig as its host.
+// agent prepares an agent whose host is the rig.
 func (r *rig) agent() *agent {
 	r.t.Helper()
 	return newAgent(r.t, r.host, "--sandbox-dir", r.Sandboxes.Dir())
 }
 
-// state is all that an agent might change here.
+// state returns everything that an agent might change here.
 func (r *rig) state() state {
 	r.t.Helper()
 	s := state{}
@@ -73,8 +73,8 @@ func (r *rig) state() state {
 	return s
 }
 
-// sameAs waits until the state is as it was before. Only kernel threads need the wait: they end a
-// little after the request, and later on a busy machine.
+// sameAs waits until the state is as before. Only kernel threads need the wait: they end a little
+// after the request, and later on a busy machine.
 func (r *rig) sameAs(before state, when string) {
 	r.t.Helper()
 	err := within(patience, func() error { return r.state().diff(before) })

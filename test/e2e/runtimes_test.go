@@ -33,13 +33,13 @@ func (a *agent) listed(name, source string) {
 	})
 }
 
-// explained fails the test unless explain shows what was changed for a container, and why.
+// explained fails the test unless explain shows what was changed for a container, and the reason.
 func (a *agent) explained(name, because string) {
 	a.t.Helper()
 	mustSay(a.t, a.run("explain", name), 0, isolateKey, because, "as policy says", "kernel thread", "threaded", "and so it is now")
 }
 
-// devicesOf reads what might be changed of the devices of a host.
+// devicesOf reads what might be changed on the devices of a host.
 func devicesOf(t *testing.T, ns *testkit.NS) state {
 	t.Helper()
 	s := state{}
@@ -47,8 +47,8 @@ func devicesOf(t *testing.T, ns *testkit.NS) state {
 	return s
 }
 
-// unchanged waits until the devices of a host are as they were, and the cgroups of ended containers
-// are gone from below parent in all hierarchies.
+// unchanged waits until the devices of a host are as before, and the cgroups of ended containers
+// below parent are gone from all hierarchies.
 func unchanged(t *testing.T, ns *testkit.NS, was state, parent string, gone ...isolation) {
 	t.Helper()
 	await(t, "all to be as before", func() error {
@@ -67,7 +67,7 @@ func unchanged(t *testing.T, ns *testkit.NS, was state, parent string, gone ...i
 	})
 }
 
-// TestPodman has one container that asks for isolation by a label, and one that does not.
+// TestPodman runs one container that asks for isolation by a label, and one that does not.
 func TestPodman(t *testing.T) {
 	p := testkit.StartPodman(t)
 	sleeper := func(name string, flags ...string) {
@@ -103,8 +103,8 @@ func TestPodman(t *testing.T) {
 	a.stop()
 }
 
-// TestContainerd runs tasks with a network set up as a CNI plugin does it: in a namespace that is
-// made before the task, and outlives it.
+// TestContainerd runs tasks with a network that is set up as by a CNI plugin: in a namespace that
+// exists before the task, and outlives it.
 func TestContainerd(t *testing.T) {
 	d := testkit.StartContainerd(t)
 	d.Import(t, "default")
@@ -144,7 +144,7 @@ func TestContainerd(t *testing.T) {
 		}
 	}
 	for n, i := range running {
-		// The agent comes too late: runc gives up on the cgroup that has a thread in it.
+		// The agent is too late: runc gives up on the cgroup that contains a thread.
 		must(t, unix.Kill(a.pid, unix.SIGSTOP))
 		must(t, d.Remove("default", i.Name))
 		must(t, unix.Kill(a.pid, unix.SIGCONT))
@@ -156,7 +156,7 @@ func TestContainerd(t *testing.T) {
 	a.stop()
 }
 
-// TestSwarm has an agent on each of two nodes of a Docker Swarm.
+// TestSwarm runs an agent on each of two nodes of a Docker Swarm.
 func TestSwarm(t *testing.T) {
 	testkit.Later(t)
 	nodes := testkit.StartSwarm(t)
@@ -164,8 +164,8 @@ func TestSwarm(t *testing.T) {
 	t.Run("overlay", func(t *testing.T) { swarmOverlay(t, nodes) }) // removes the network in the end
 }
 
-// swarmContainers has containers under policy. The host end of an overlay network's veth lies in a
-// namespace of the engine's own, as does the device that its packets come by.
+// swarmContainers tests containers under policy. The host end of an overlay network's veth is in a
+// separate namespace of the engine, as is the device by which its packets arrive.
 func swarmContainers(t *testing.T, nodes [2]*testkit.Docker) {
 	for _, d := range nodes { // a NIC polls; else a part would not be covered
 		ns, wire := device(t, d.NS.Path, "flwire")

@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/record"
 )
 
-// onlyFull leaves trials with a figure as their result to the tier full.
+// onlyFull leaves trials whose result is a figure to the tier full.
 func onlyFull(t *testing.T) {
 	t.Helper()
 	if testkit.Scale(t, 0, 1) == 0 {

@@ -77,7 +77,7 @@ func TestSwarmFlood(t *testing.T) {
 			return nodes[n].Must(t, "inspect", "--format", "{{(index .NetworkSettings.Networks \""+testkit.SwarmNetwork+"\").IPAddress}}", name)
 		}
 		run(0, "sender", "observe", append(by.sends, "--to", address(1, "receiver")+":9000", "--size", "64", "--every", "1s")...)
-		// A bridge sends what is for a container that it never heard of to all of them.
+		// A bridge floods packets for an unknown container to all of them.
 		await(t, "the receiver to be heard of", func() error {
 			_, err := nodes[1].Run("exec", "receiver", "ping", "-c", "1", "-W", "5", address(0, "sender"))
 			return err
@@ -92,7 +92,7 @@ func TestSwarmFlood(t *testing.T) {
 		nodes[0].Must(t, "rm", "-f", "sender")
 		return base / flooded
 	}
-	// One in some runs is beside other work of the machine.
+	// In some runs, one case is beside other work of the machine.
 	median := func(mode string, by traffic, most float64) {
 		t.Helper()
 		all := []float64{penalty(mode, by), penalty(mode, by), penalty(mode, by)}
@@ -114,5 +114,5 @@ func TestSwarmFlood(t *testing.T) {
 	}
 }
 
-// traffic is the arguments of two generators, whose packets come from the first node.
+// traffic returns the arguments of two generators whose packets come from the first node.
 type traffic struct{ receives, sends []string }

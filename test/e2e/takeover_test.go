@@ -13,9 +13,9 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// TestTakeOver has one agent wait for the end of another, as a pod of a DaemonSet does during an
-// update. The one that stops leaves what is in force to the one that waits; if none does, it undoes
-// it. If both are told to stop, in whatever order, nothing is left.
+// TestTakeOver makes one agent wait for the end of another, as a pod of a DaemonSet does during an
+// update. The stopping agent leaves what is in force to the waiting one; if none waits, it undoes
+// everything. If both are told to stop, in any order, nothing is left.
 func TestTakeOver(t *testing.T) {
 	r := newRig(t)
 	r.add(sandbox.Spec{Name: "e2e-plain"})
@@ -34,12 +34,12 @@ func TestTakeOver(t *testing.T) {
 	waits(&second)
 	term(first)
 	first.finishes()
-	// The second one holds the programs of the first until it has replaced them.
+	// The second agent holds the programs of the first until it has replaced them.
 	testkit.Is(t, "in between something was undone", r.state().diff(applied), nil)
 	second.isolated("e2e-plain", 1)
 	testkit.Is(t, "the second agent has not adopted everything", r.state().diff(applied), nil)
 
-	// Now the other way round, and the one that waits is stopped alone.
+	// Now the other way round, and the waiting agent is stopped alone.
 	waits(first)
 	term(first)
 	first.finishes()
@@ -60,9 +60,9 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// TestLinger tells an agent to stop, and kills it before it undoes anything, as kubelet does to start
-// the container of one that hangs again. The next one adopts everything. One that comes in time takes
-// over, and one that is let alone undoes everything in the end.
+// TestLinger tells an agent to stop, and kills it before it undoes anything, as kubelet does to
+// restart the container of a hanging agent. The next agent adopts everything. An agent that comes
+// in time takes over, and an agent without a successor finally undoes everything.
 func TestLinger(t *testing.T) {
 	r := newRig(t)
 	r.add(sandbox.Spec{Name: "e2e-plain"})
@@ -96,7 +96,7 @@ func TestLinger(t *testing.T) {
 	r.sameAs(before, "after one that nobody followed in time")
 }
 
-// tells waits until the log has text once more than before do.
+// tells waits until the log contains text once more than before.
 func (a *agent) tells(text string, do func()) {
 	a.t.Helper()
 	said := func() int {

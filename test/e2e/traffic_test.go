@@ -90,9 +90,9 @@ func (a *agent) journals() (both []string) {
 	return both
 }
 
-// TestTraffic has the real agent divide an uplink: from labels and files to the kernel's classes
-// and back, by a clean stop, and by a kill and a restore. What carries our mark goes although both
-// copies of the journal were lost.
+// TestTraffic makes the real agent divide an uplink: from labels and files to the kernel's classes
+// and back, by a clean stop, and by a kill and a restore. Everything with our mark must go even if
+// both copies of the journal were lost.
 func TestTraffic(t *testing.T) {
 	r := newRig(t)
 	r.add(sandbox.Spec{Name: "e2e-rate", Labels: map[string]string{"fairlead.net.rate": "150mbit", "fairlead.net.ceil": "200mbit"}})

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// machine is a systemd of its own, with the shipped unit and little else: process 1 of its own PID,
+// machine is a separate systemd with the shipped unit and little else: process 1 of its own PID,
 // mount, network and cgroup namespaces.
 type machine struct {
 	t     *testing.T
@@ -68,7 +68,7 @@ func bootMachine(t *testing.T) *machine {
 	return bootBy(t, boot, program, units)
 }
 
-// bootBy makes a machine by a script, which gets the path of the test's own program and args.
+// bootBy makes a machine by a script, which gets the path of the test's program and args.
 func bootBy(t *testing.T, script string, args ...string) *machine {
 	t.Helper()
 	self, err := os.Executable()
@@ -180,7 +180,7 @@ func (m *machine) shaped() {
 	})
 }
 
-// restored waits until the uplink is as it was.
+// restored waits until the uplink is as before.
 func (m *machine) restored(after, before string) {
 	m.t.Helper()
 	await(m.t, "the uplink as it was after "+after, func() error {

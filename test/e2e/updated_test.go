@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// testUpdated updates a container whose limits policy makes stricter. The engine then writes its own
-// limits again; ours hold a moment later, and the engine's are back at the end.
+// testUpdated updates a container whose limits policy tightens. The engine then writes its own
+// limits again. Ours must be back a moment later, and the engine's at the end.
 func (h *host) testUpdated(t *testing.T) {
 	defer h.with(t)()
 	disk := testkit.NewDisk(t, 4<<20)

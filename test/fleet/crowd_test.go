@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/test/kubernetes"
 )
 
-// crowd fills a node with 110 pods, as many as a kubelet runs unless it is told otherwise. The agent
-// is small beside them, and the policy of one more is in force at once.
+// crowd fills a node with 110 pods, kubelet's default limit. The agent must be small beside them,
+// and the policy of one more must be in force at once.
 func (f *fleet) crowd(t *testing.T) {
 	const pods = 110
 	n := f.Nodes[0]
@@ -68,7 +68,7 @@ func (f *fleet) crowd(t *testing.T) {
 	}
 }
 
-// agentPID is the process of the agent's container on a node.
+// agentPID returns the process of the agent's container on a node.
 func (f *fleet) agentPID(t *testing.T, n *kubernetes.Node) int {
 	t.Helper()
 	list, err := f.agent(t, n).Containers(t.Context())

@@ -12,11 +12,11 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// byKustomize are the arguments of kubectl that name what is installed.
+// byKustomize are the arguments of kubectl that name the installed manifests.
 var byKustomize = []string{"-k", "testdata/install"}
 
-// TestFleet installs fairlead in a cluster, and has it do there what it promises. Its parts depend
-// on one another's cluster only.
+// TestFleet installs fairlead in a cluster and checks what it promises there. Its parts share only
+// the cluster.
 func TestFleet(t *testing.T) {
 	if testkit.Scale(t, 0, 1) == 0 {
 		testkit.Skip(t, "only in the tier full")
@@ -40,7 +40,7 @@ func TestFleet(t *testing.T) {
 	t.Run("Uninstall", func(t *testing.T) { f.uninstall(t, byKustomize, before) })
 }
 
-// helm renders the chart as Helm does, with a namespace, which Helm makes itself. It returns the
+// helm renders the chart as Helm does, with a namespace, which Helm itself makes. It returns the
 // arguments of kubectl that name the result.
 func (f *fleet) helm(t *testing.T) []string {
 	t.Helper()
@@ -56,7 +56,7 @@ func (f *fleet) helm(t *testing.T) []string {
 	return []string{"-f", filepath.Join(root, "packaging/kubernetes/base/namespace.yaml"), "-f", path}
 }
 
-// install applies the manifests by one command. Both nodes are ready within 30 s.
+// install applies the manifests by one command. Both nodes must be ready within 30 s.
 func (f *fleet) install(t *testing.T, what []string) {
 	t.Helper()
 	begin := time.Now()
@@ -74,8 +74,8 @@ func (f *fleet) install(t *testing.T, what []string) {
 }
 
 // flood floods a pod from the other node, beside one that computes with half of the node's CPU. The
-// penalty is Iron's (section 2): against the same pod beside a neighbour that computes as well and
-// has no traffic.
+// penalty is Iron's (section 2): it compares the victim with the same pod beside a neighbour that
+// also computes but has no traffic.
 func (f *fleet) flood(t *testing.T) {
 	penalty := func(t *testing.T, annotations map[string]string, settle int) float64 {
 		t.Helper()
@@ -107,7 +107,7 @@ func (f *fleet) flood(t *testing.T) {
 	})
 }
 
-// uninstall deletes what install has applied. Both nodes are as they were.
+// uninstall deletes what install has applied. Both nodes must be as before.
 func (f *fleet) uninstall(t *testing.T, what []string, before map[string]string) {
 	t.Helper()
 	f.kubectl(t, append([]string{"delete", "--wait", "--timeout=120s"}, what...)...)

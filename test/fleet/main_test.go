@@ -1,7 +1,7 @@
 // Package fleet tests fairlead on a cluster of Kubernetes as its users install it: two nodes, the
-// image, the manifests of packaging/kubernetes, and pods that ask for what they want in their own
-// words. The API server, the scheduler and kubelets are real (package test/kubernetes); the machine
-// has only two CPUs, one for each node. It takes minutes, so it runs in the tier full:
+// image, the manifests of packaging/kubernetes, and pods that request resources in their own
+// manifests. The API server, the scheduler and kubelets are real (package test/kubernetes); the
+// machine has only two CPUs, one for each node. It takes minutes, so it runs in the tier full:
 //
 //	FAIRLEAD_TIER=full go test ./test/fleet -v -timeout 30m
 package fleet
@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// The images of the pods. The agent's has the name that the manifests have.
+// The images of the pods. The agent's image has the name of the manifests.
 const (
 	agentImage = "ghcr.io/fairlead-project/fairlead:0.1.0"
 	loadImage  = "local.test/load:1"
@@ -34,7 +34,7 @@ const (
 
 const root = "../.." // of the repository
 
-// patience is how long a busy machine may take for what takes seconds.
+// patience bounds operations that take seconds, so that they may take longer on a busy machine.
 const patience = 2 * time.Minute
 
 // fleet is a cluster whose nodes have the images.
@@ -63,8 +63,8 @@ func newFleet(t *testing.T) *fleet {
 	return f
 }
 
-// images builds the programs and returns archives with the images, which have no other architecture
-// than this machine's.
+// images builds the programs and returns archives with the images, for this machine's architecture
+// only.
 func (f *fleet) images(t *testing.T) []string {
 	t.Helper()
 	do := func(dir, to string, env []string, args ...string) {
@@ -98,7 +98,7 @@ func (f *fleet) kubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// agent is a client of the agent on a node.
+// agent returns a client of the agent on a node.
 func (f *fleet) agent(t *testing.T, n *kubernetes.Node) *api.Client {
 	t.Helper()
 	c := api.Dial(fmt.Sprintf("/proc/%d/root%s", n.PID(), api.DefaultSocket))
@@ -106,7 +106,7 @@ func (f *fleet) agent(t *testing.T, n *kubernetes.Node) *api.Client {
 	return c
 }
 
-// pod is a pod of one container in the namespace shop.
+// pod describes a pod of one container in the namespace shop.
 type pod struct {
 	name        string
 	node        string            // "" leaves it to the scheduler
@@ -152,7 +152,7 @@ func (f *fleet) run(t *testing.T, pods ...pod) (address string) {
 	return f.kubectl(t, "get", "--namespace=shop", args[len(args)-1], "-o", "jsonpath={.status.podIP}")
 }
 
-// apply asks for pods and removes them with t.
+// apply applies the pods, and removes them when t ends.
 func (f *fleet) apply(t *testing.T, pods ...pod) {
 	t.Helper()
 	manifests := ""
@@ -165,7 +165,7 @@ func (f *fleet) apply(t *testing.T, pods ...pod) {
 	t.Cleanup(func() { f.kubectl(t, args...) })
 }
 
-// window is a line of a load generator, which counts over a second.
+// window matches a line of a load generator, which counts over a second.
 type window struct {
 	Ops     float64 `json:"ops_per_second"`
 	BitRate float64 `json:"bits_per_second"`

@@ -8,8 +8,8 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// requests has pods that ask for 400 of a node's 950 Mbit/s: the scheduler finds room for two on
-// each node, and none for a fifth.
+// requests creates pods that request 400 of a node's 950 Mbit/s: the scheduler must find room for
+// two on each node, and none for a fifth.
 func (f *fleet) requests(t *testing.T) {
 	var pods []pod
 	for i := range 5 {
@@ -57,7 +57,7 @@ func (f *fleet) requests(t *testing.T) {
 	})
 }
 
-// contention has two pods that ask for 400 of a node's 950 Mbit/s send beside one that asks for
+// contention makes two pods that request 400 of a node's 950 Mbit/s send beside one that requests
 // nothing and sends by many connections.
 func (f *fleet) contention(t *testing.T) {
 	const rate, mtu, payload = 400e6, 1450, 1398 // of a TCP packet with timestamps
@@ -82,7 +82,7 @@ func (f *fleet) contention(t *testing.T) {
 	}
 }
 
-// inForce waits until a feature is done for a container, and returns that.
+// inForce waits until a feature is done for a container, and returns its status.
 func inForce(t *testing.T, a *api.Client, name, feature string) (found api.Container) {
 	t.Helper()
 	await(t, feature+" of "+name+" to be in force", func() error {

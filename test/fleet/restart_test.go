@@ -2,8 +2,8 @@ package fleet
 
 import "testing"
 
-// restart has Kubernetes replace the agents while a pod sends as much as it may. What is in force is
-// never gone for more than a second.
+// restart makes Kubernetes replace the agents while a pod sends as much as it may. What is in force
+// must never be gone for more than a second.
 func (f *fleet) restart(t *testing.T) {
 	const ceil = 50e6 // bit/s
 	address := f.run(t, pod{name: "sink", node: "n2", command: []string{"fairlead-lab", "load", "tcp-recv"}})

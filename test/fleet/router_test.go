@@ -8,7 +8,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// noStranger lets all pods but one connect to another.
+// noStranger lets only one pod connect to another.
 const noStranger = `apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata: {name: no-stranger, namespace: shop}
@@ -17,11 +17,11 @@ spec:
   ingress: [{from: [{podSelector: {matchExpressions: [{key: app, operator: NotIn, values: [stranger]}]}}]}]
 `
 
-// router has kube-router make netfilter rules of a NetworkPolicy, for a pod with a ceil, isolate and
-// the short path of the overlay. The policy is kept, and all of these stay in force beside it.
+// router makes kube-router create netfilter rules for a NetworkPolicy, for a pod with a ceil,
+// isolate and the short path of the overlay. All of them must stay in force together.
 func (f *fleet) router(t *testing.T) {
 	const ceil = 50e6 // bit/s
-	// Not net.ceil, whose queue takes what is sent off the short path.
+	// Not net.ceil: its queue takes sent packets off the short path.
 	server := f.run(t, pod{name: "server", node: "n1", annotations: map[string]string{"fairlead.net.ingress.ceil": "50mbit", "fairlead.netcpu": "isolate"},
 		command: []string{"sh", "-c", "fairlead-lab load rr-server --proto=tcp & exec fairlead-lab load tcp-recv --every=1s --listen=:9001"}})
 	ask := []string{"fairlead-lab", "load", "rr-client", "--proto=tcp", "--rate=100", "--every=1s", "--to=" + server + ":9000"}

@@ -1,6 +1,6 @@
 // Package knobs tests all pairs of features that turn knobs of one container, in all orders, with
-// kills in between: at the end the host is as it was. The cgroups are files in a folder, laid out
-// as v1 and v2 lay them out.
+// kills in between: at the end the host must be as before. The cgroups are files in a folder with
+// the layouts of v1 and v2.
 package knobs
 
 import (
@@ -74,7 +74,7 @@ type host struct {
 	on          map[string]key // by feature
 }
 
-// open starts an agent, which finds what an earlier one left.
+// open starts an agent, which finds the state of an earlier one.
 func (h *host) open() (err error) {
 	if h.journal, err = journal.Open(h.state, ""); err != nil {
 		return err
@@ -148,7 +148,7 @@ func (h *host) netcpu(mode policy.NetCPU) error {
 
 var noLimit = regexp.MustCompile(`(?m)^\d+:\d+ (0|rbps=max wbps=max riops=max wiops=max)$`)
 
-// settle does to the files what the kernel does by itself: it drops a line without a limit.
+// settle makes the files change as the kernel would: it drops a line without a limit.
 func (h *host) settle() error {
 	for _, pattern := range []string{"io.max", "blkio.throttle.*"} {
 		names, err := filepath.Glob(filepath.Join(h.c.Cgroup.IO, pattern))

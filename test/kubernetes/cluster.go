@@ -1,21 +1,21 @@
-// Package kubernetes is a cluster of Kubernetes on this machine, for tests and for people who try
-// something: a control plane (etcd, API server, controller manager and scheduler) and nodes (kubelet,
-// containerd, kube-proxy), each in a network namespace and a mount namespace of its own. The
-// programs are Kubernetes' own, from its Go modules, and the distribution's. It makes no test by
-// itself and knows nothing of fairlead. Tests of the fleet and the command in the folder cluster
-// call it.
+// Package kubernetes runs a cluster of Kubernetes on this machine, for tests and for people who try
+// something: a control plane (etcd, API server, controller manager and scheduler) and nodes
+// (kubelet, containerd, kube-proxy), each in a separate network namespace and mount namespace. The
+// programs are Kubernetes' own, from its Go modules, and the distribution's. The package makes no
+// test itself and does not know fairlead. Tests of the fleet and the command in the folder cluster
+// use it.
 //
 //	control plane   bridge ul0, 10.250.0.1: the underlay
 //	node n1         eth0 10.250.0.11 | cni0 10.244.1.1/24 with a veth for each pod | flannel.1
 //	node n2         eth0 10.250.0.12 | cni0 10.244.2.1/24 ...                      | flannel.1
 //
-// Between the nodes is a VXLAN with the devices, addresses and permanent entries that Flannel makes
-// (backend vxlan). They come from a script here: flanneld does not build, since a module that one of
-// its other backends needs is not to be had.
+// The nodes are connected by a VXLAN with the devices, addresses and permanent entries that Flannel
+// makes (backend vxlan). A script here makes them: flanneld does not build, because a module that
+// one of its other backends needs is not available.
 //
-// Nothing of the machine's own network namespace is touched. All that runs has the name of the
-// cluster in its environment, and the pods are in cgroups below that name, so that [Cluster.Stop]
-// finds it also after a crash. Process IDs are the machine's.
+// It does not touch the machine's own network namespace. All its processes have the name of the
+// cluster in their environment, and the pods' cgroups are below that name, so that [Cluster.Stop]
+// finds them even after a crash. Process IDs are the machine's.
 package kubernetes
 
 import (
@@ -115,7 +115,7 @@ func (c *Cluster) start(ctx context.Context, program string, nodes int) error {
 	return c.await(ctx, "the nodes to be ready", func() error { _, err := c.Kubectl(ctx, args...); return err })
 }
 
-// Open returns the cluster that Start started in dir, maybe in another process.
+// Open returns the cluster that Start started in dir, perhaps in another process.
 func Open(dir string) (*Cluster, error) {
 	c := &Cluster{dir: dir, control: space{dir: filepath.Join(dir, "control")}}
 	if err := c.control.open(); err != nil {
@@ -182,12 +182,12 @@ ip link set ul0 up`); err != nil {
 	return c.control.start("kube-scheduler", c.program(), "kube-scheduler", "--kubeconfig="+c.Kubeconfig(), "--leader-elect=false")
 }
 
-// Kubeconfig is the path of a kubeconfig for everything. The API server is reached from the
-// namespaces of the cluster only: see [Cluster.Command].
+// Kubeconfig returns the path of a kubeconfig with all rights. The API server can be reached only
+// from the namespaces of the cluster: see [Cluster.Command].
 func (c *Cluster) Kubeconfig() string { return filepath.Join(c.dir, "kubeconfig") }
 
-// Command prepares a program in the network namespace of the control plane, which reaches the API
-// server, the nodes and the pods, with KUBECONFIG set, and kubectl in PATH, where its plugins look for it.
+// Command prepares a program in the network namespace of the control plane, from where it reaches
+// the API server, the nodes and the pods. KUBECONFIG is set; kubectl is in PATH for its plugins.
 func (c *Cluster) Command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := c.control.command(ctx, args...)
 	cmd.Env = append(cmd.Env, "KUBECONFIG="+c.Kubeconfig(), "PATH="+c.bin()+":"+os.Getenv("PATH"))
@@ -213,10 +213,10 @@ func (c *Cluster) program() string { return filepath.Join(c.bin(), "hyperkube") 
 // mark is the variable in the environment of all processes of the cluster.
 func (c *Cluster) mark() string { return "FAIRLEAD_CLUSTER=" + c.dir }
 
-// patience is how long what takes seconds may take on a busy machine.
+// patience bounds operations that take seconds, so that they may take longer on a busy machine.
 const patience = 2 * time.Minute
 
-// await waits until try succeeds, and returns its last error if it does not in time.
+// await waits until try succeeds, and returns its last error at the time limit.
 func (c *Cluster) await(ctx context.Context, what string, try func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -233,7 +233,7 @@ func (c *Cluster) await(ctx context.Context, what string, try func() error) erro
 	}
 }
 
-// overlay makes the VXLAN between the nodes: on each the device, and the way to each other node.
+// overlay makes the VXLAN between the nodes: on each node the device, and the route to each other node.
 func (c *Cluster) overlay(ctx context.Context) error {
 	for _, n := range c.Nodes {
 		script := fmt.Sprintf(`ip link add flannel.1 address %s mtu 1450 type vxlan id 1 local %s dev eth0 dstport 8472 nolearning

@@ -13,15 +13,15 @@ import (
 	"strings"
 )
 
-// What keeps a machine from having a cluster: modules, or the distribution's programs.
+// The reasons why a machine cannot have a cluster: modules or programs of the distribution are missing.
 var (
 	ErrNoModules = errors.New("no network to load the modules of Kubernetes")
 	ErrMissing   = errors.New("missing: `test/setup kubernetes` installs it")
 )
 
-// Build returns the path of hyperkube, which is all of Kubernetes and kube-router in one program,
-// chosen by its first argument. Unless the user's cache has one of the same source and Go, it builds
-// the module in the folder hyperkube, with 4 GB of Go's build cache. Error: ErrNoModules.
+// Build returns the path of hyperkube, which contains all of Kubernetes and kube-router in one program;
+// its first argument selects one. Unless the user's cache has it from the same source and Go, Build
+// builds the module in the folder hyperkube, with 4 GB of Go's build cache. Error: ErrNoModules.
 func Build(ctx context.Context) (string, error) {
 	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/fairlead-project/fairlead").Output()
 	if err != nil {

@@ -26,9 +26,9 @@ type Node struct {
 // pauseImage is the image of the containers that hold the pods' namespaces.
 const pauseImage = "local.test/pause:1"
 
-// A node has the machine's files, but its own /etc, /run, /var/lib and /var/log, so that
-// everything that Kubernetes, containerd or an agent keeps there is the node's, and a sysfs of its
-// network namespace. Pods may ask for mounts from the node to reach them, so those are shared.
+// A node sees the machine's files, but has its own /etc, /run, /var/lib and /var/log, with
+// everything that Kubernetes, containerd or an agent keeps there, and a sysfs of its network
+// namespace. Pods may request that mounts from the node reach them, so these are shared.
 const mounts = `cd "$0"
 mkdir cgroup etc etc.work lib log
 mount --rbind /sys/fs/cgroup cgroup
@@ -60,23 +60,23 @@ func (n *Node) pods() string { return fmt.Sprintf("10.244.%d", n.number) }
 func (n *Node) mac() string { return fmt.Sprintf("02:f1:00:00:00:%02x", n.number) }
 
 // CgroupRoot is the directory, below the root of each hierarchy, with the cgroups of the node's
-// pods. A kubelet removes cgroups that it does not know, so each has a root of its own.
+// pods. A kubelet removes cgroups that it does not know, so each node has its own.
 func (n *Node) CgroupRoot() string { return "/" + filepath.Base(n.cluster.dir) + "/" + n.Name }
 
-// CPU is where the node's pods run, so that load on one node is none on another. Its kubelet and
-// containerd run anywhere.
+// CPU is the CPU of the node's pods, so that load on one node does not affect another. Its kubelet
+// and containerd run anywhere.
 func (n *Node) CPU() int { return (n.number - 1) % runtime.NumCPU() }
 
 // PID is a process in the node's namespaces.
 func (n *Node) PID() int { return n.pid }
 
-// Command prepares a program in the node's namespaces: a process of the node.
+// Command prepares a program as a process of the node, in the node's namespaces.
 func (n *Node) Command(ctx context.Context, args ...string) *exec.Cmd {
 	return n.command(ctx, args...)
 }
 
-// Import loads an image, from a file as `docker save` or an OCI archive has it, for pods with
-// `imagePullPolicy: Never`.
+// Import loads an image for pods with `imagePullPolicy: Never`, from a file in the format of
+// `docker save` or an OCI archive.
 func (n *Node) Import(ctx context.Context, path string) error {
 	_, err := output(n.command(ctx, "ctr", "--namespace", "k8s.io", "images", "import", path))
 	return err
@@ -94,8 +94,8 @@ func (n *Node) start(ctx context.Context) error {
 	return nil
 }
 
-// connect connects the node to the underlay. Its packets are received on its own CPU, not on the
-// CPU of their sender.
+// connect connects the node to the underlay. The node's own CPU receives its packets, not the CPU
+// of their sender.
 func (n *Node) connect(ctx context.Context) error {
 	if _, err := n.cluster.control.run(ctx, fmt.Sprintf(`ip link add ul%d type veth peer name eth0 netns %d
 ip link set ul%[1]d master ul0 up
@@ -113,7 +113,7 @@ echo 1 >/proc/sys/net/ipv4/ip_forward`, n.Address, 1<<n.CPU()))
 }
 
 // makeCgroups makes CgroupRoot in all hierarchies. In a new cgroup of v1 the files of cpuset are
-// empty, and so nothing can run there.
+// empty, so nothing could run there.
 func (n *Node) makeCgroups(ctx context.Context) error {
 	_, err := n.run(ctx, fmt.Sprintf(`for h in /sys/fs/cgroup /sys/fs/cgroup/*; do
 	test -e $h/cgroup.procs || continue
@@ -175,7 +175,7 @@ snapshotter = "overlayfs"
 	return n.Import(ctx, n.path("pause.tar"))
 }
 
-// write writes a file of the node's.
+// write writes a file of the node.
 func (n *Node) write(ctx context.Context, path, content string) error {
 	cmd := n.command(ctx, "tee", path)
 	cmd.Stdin = strings.NewReader(content)
@@ -184,7 +184,7 @@ func (n *Node) write(ctx context.Context, path, content string) error {
 }
 
 func (n *Node) startKubelet(context.Context) error {
-	// Pods have the node's CPU: kubelet reserves all others for the system.
+	// Pods run on the node's CPU: kubelet reserves all others for the system.
 	var reserved []string
 	for cpu := range runtime.NumCPU() {
 		if cpu != n.CPU() {
@@ -198,7 +198,7 @@ cpuManagerPolicyOptions: {strict-cpu-reservation: "true"}
 reservedSystemCPUs: %q
 `, strings.Join(reserved, ","))
 	}
-	// The machine's disk may be nearly full: that is not for this kubelet to mend.
+	// The machine's disk may be nearly full; this kubelet must not react to that.
 	kubelet := fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 cgroupDriver: cgroupfs
@@ -216,7 +216,7 @@ maxPods: 120
 evictionHard: {}
 imageGCHighThresholdPercent: 100
 %s`, n.CgroupRoot(), cpus)
-	// The sysctls of conntrack are the machine's.
+	// The sysctls of conntrack belong to the machine.
 	proxy := fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: nftables

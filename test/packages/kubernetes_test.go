@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// TestKubernetesVersion checks that what is installed on a cluster is this release.
+// TestKubernetesVersion checks that the manifests install this release on a cluster.
 func TestKubernetesVersion(t *testing.T) {
 	for file, line := range map[string]string{
 		"base/kustomization.yaml": "    newTag: ",
@@ -35,9 +35,9 @@ func TestKubernetesVersion(t *testing.T) {
 	}
 }
 
-// TestKubernetesObjects renders the kustomize base and the Helm chart: they are the same objects,
-// but for the namespace, which Helm makes itself, and the checksum of the flags, for which kustomize
-// would give the ConfigMap another name each time.
+// TestKubernetesObjects renders the kustomize base and the Helm chart. The objects must be the same
+// except for the namespace, which Helm itself makes, and the checksum of the flags. For a checksum
+// kustomize would rename the ConfigMap each time.
 func TestKubernetesObjects(t *testing.T) {
 	if testkit.Scale(t, 0, 1) == 0 {
 		testkit.Skip(t, "builds Helm and kustomize: only in the tier full")

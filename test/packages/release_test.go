@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-project/fairlead/test/vm"
 )
 
-// elsewhere makes of a folder with the sources a clone that has a file more, on a machine that
-// differs in what must not matter.
+// elsewhere copies a folder with the sources to a clone that has an additional file, on a machine
+// that differs in ways that must not matter.
 const elsewhere = `git init -q .
 git add .
 git -c user.name=test -c user.email=test@example.org commit -qm 'All of it'
@@ -23,9 +23,9 @@ touch more
 umask 077
 export TZ=Asia/Tokyo GOMAXPROCS=1`
 
-// TestRelease makes a release twice, from the sources alone and elsewhere, with caches of their own,
-// and compares the bytes. Then it looks into the SBOM and the packages, and installs, uses and
-// removes them in a root of their own.
+// TestRelease makes a release twice, from the sources alone and elsewhere, with separate caches,
+// and compares the bytes. Then it examines the SBOM and the packages, and installs, uses and
+// removes them in a separate root.
 func TestRelease(t *testing.T) {
 	if testkit.Scale(t, 0, 1) == 0 {
 		testkit.Skip(t, "builds everything twice: only in the tier full")
@@ -68,8 +68,8 @@ func TestRelease(t *testing.T) {
 	apk(t, root, first)
 }
 
-// release makes one from a copy of what would be committed, in a folder and on a host of a name,
-// after a script.
+// release makes a release from a copy of the files that would be committed, in a folder and on a
+// host with a given name, after running a script.
 func release(t *testing.T, name, before string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
@@ -109,8 +109,8 @@ func rpm(t *testing.T, root, from string) {
 	gone(t, root)
 }
 
-// apk does by hand what apk does, which Debian does not have: it unpacks the package, and calls its
-// scripts.
+// apk does by hand what the program apk does, which Debian lacks: it unpacks the package, and calls
+// its scripts.
 func apk(t *testing.T, root, from string) {
 	t.Helper()
 	script := func(name string) {
@@ -126,7 +126,7 @@ func apk(t *testing.T, root, from string) {
 	script("pre-deinstall")
 }
 
-// uses runs the program of the package in root, and looks at what else there is.
+// uses runs the package's program in root, and checks what else there is.
 func uses(t *testing.T, root string) {
 	t.Helper()
 	if got := output(t, exec.Command("chroot", root, "fairlead", "version")); !strings.HasPrefix(got, "fairlead "+api.Release+",") {
@@ -146,7 +146,7 @@ func uses(t *testing.T, root string) {
 	}
 }
 
-// gone checks that the files of the package are.
+// gone checks that the package's files have been removed.
 func gone(t *testing.T, root string) {
 	t.Helper()
 	for _, name := range []string{"usr/bin/fairlead", "usr/lib/systemd/system/fairlead.service", "usr/share/man/man1/fairlead.1.gz", "etc/fairlead"} {

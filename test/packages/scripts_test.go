@@ -1,6 +1,6 @@
-// Package packages checks what `make release` makes: that the packages are the same when they are
-// built elsewhere, what is in them, and what their scripts do. That they replace a running agent
-// under systemd is checked in test/e2e.
+// Package packages checks the results of `make release`: that packages built elsewhere are the
+// same, their content, and what their scripts do. test/e2e checks that they replace a running agent
+// under systemd.
 package packages
 
 import (
@@ -16,22 +16,22 @@ var must = testkit.Must
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// alone runs a script of a package with programs of a folder before all others, and with a /run of
-// its own. There systemd runs unless its first argument is empty.
+// alone runs a script of a package with the programs of a folder first in PATH, and with a separate
+// /run. systemd runs there unless the first argument is empty.
 const alone = `mount -t tmpfs tmpfs /run
 [ -z "$1" ] || mkdir -p /run/systemd/system
 PATH=$2:$PATH
 shift 2
 exec "$@"`
 
-// stub is a program that writes down how it was called. systemctl is-active says $ACTIVE.
+// stub is a program that records how it was called. systemctl is-active prints $ACTIVE.
 const stub = `#!/bin/sh
 echo "${0##*/} $*" >>"$CALLS"
 [ "$2" != --quiet ] || exit "$ACTIVE"
 `
 
-// TestScripts calls the scripts as deb, rpm and apk do. Only removal stops the agent, and undoes what
-// a killed one has left. An upgrade kills an agent that runs, which leaves all in force for the next.
+// TestScripts calls the scripts as deb, rpm and apk do. Only removal stops the agent, and undoes what a
+// killed one has left. An upgrade kills a running agent, which leaves everything in force for the next.
 func TestScripts(t *testing.T) {
 	testkit.NeedRoot(t)
 	const (

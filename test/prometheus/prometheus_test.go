@@ -1,6 +1,6 @@
-// Package prometheus checks packaging/prometheus without an agent: that the rules and the scrape
-// configuration are valid, that the rules' unit tests pass, and that the operator's form has the same
-// rules. What a real Prometheus makes of a real agent is checked in test/e2e.
+// Package prometheus checks packaging/prometheus without an agent: the rules and the scrape
+// configuration must be valid, the rules' unit tests must pass, and the operator's form must have
+// the same rules. test/e2e checks a real Prometheus with a real agent.
 package prometheus
 
 import (
@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "write prometheusrule.yaml anew")
 
 const dir = "../../packaging/prometheus"
 
-// promtool runs it on files of the folder, or on those with an absolute path.
+// promtool runs promtool on files of the folder, or on files with an absolute path.
 func promtool(t *testing.T, args ...string) {
 	t.Helper()
 	path, err := exec.LookPath("promtool")

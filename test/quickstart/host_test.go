@@ -15,9 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// host is what the guide expects of a machine: an engine at its usual address,
-// and a clone of the repository. Its /run, where the sockets are, and its
-// network are none of this machine's.
+// host is a machine as the guide expects it: an engine at its usual address, and a clone of the
+// repository. Its /run, where the sockets are, and its network are separate from this machine's.
 type host struct {
 	*testkit.Docker
 	clone string // its files
@@ -33,13 +32,13 @@ func newHost(t *testing.T) *host {
 	t.Cleanup(func() {
 		testkit.Check(t, os.RemoveAll(dir))
 	})
-	// What would be committed, and nothing else: no built file may be needed.
+	// Only the files that would be committed: no built file may be needed.
 	copied := exec.Command("sh", "-c", `git ls-files -coz --exclude-standard | xargs -0 cp --parents -t "$0"`, dir)
 	copied.Dir = "../.."
 	if out, err := copied.CombinedOutput(); err != nil {
 		t.Fatalf("copy the repository: %v: %s", err, out)
 	}
-	// It has the repository's place there: what go has built of that is good for it, too.
+	// It has the repository's path there, so go can use its build cache for it, too.
 	top, err := filepath.Abs("../..")
 	must(t, err)
 	bind := exec.Command("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", d.PID()), "mount", "--bind", dir, top)
@@ -53,7 +52,7 @@ func newHost(t *testing.T) *host {
 	return h
 }
 
-// shell starts a shell there, which ends with the test, and the agent with it.
+// shell starts a shell there. The shell, and with it the agent, ends with the test.
 func (h *host) shell(t *testing.T) *shell {
 	cmd := exec.Command("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", h.PID()), fmt.Sprintf("--net=/proc/%d/ns/net", h.PID()),
 		"--wdns="+h.top, "bash", "-o", "pipefail")
@@ -75,8 +74,8 @@ func (h *host) shell(t *testing.T) *shell {
 	return &shell{in: in, out: bufio.NewReader(out)}
 }
 
-// await waits until the agent, if one runs, has done what it has to for all
-// containers, and the server in each of them listens.
+// await waits until the agent, if one runs, has applied policy to all containers, and the server in
+// each of them listens.
 func (h *host) await(t *testing.T) {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join(h.clone, "agent.log")); err != nil {
@@ -124,8 +123,7 @@ func (h *host) settled(t *testing.T) error {
 	return nil
 }
 
-// listens says whether a process of that network namespace listens on the port
-// of iperf3, 5201.
+// listens reports whether a process of that network namespace listens on the port of iperf3, 5201.
 func listens(pid int) bool {
 	sockets, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp6", pid))
 	only4, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", pid))

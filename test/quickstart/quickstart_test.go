@@ -1,6 +1,6 @@
-// Package quickstart runs the commands of docs/quickstart.md, word by word, on
-// a fresh copy of the repository beside a Docker Engine of the test's own. It
-// is no test of what the agent does to the host; test/e2e is.
+// Package quickstart runs the commands of docs/quickstart.md, word by word, on a fresh copy of the
+// repository beside a private Docker Engine. It does not test what the agent does to the host;
+// test/e2e does.
 package quickstart
 
 import (
@@ -23,10 +23,11 @@ var must = testkit.Must
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// patience is how long a busy machine may take for what takes milliseconds.
+// patience bounds operations that take milliseconds, so that they may take longer on a busy
+// machine.
 const patience = 90 * time.Second
 
-// step is a block of commands of the guide, and what the guide says they print.
+// step is a block of commands of the guide, and their output according to the guide.
 type step struct {
 	line           int // of the guide
 	commands, says string
@@ -62,17 +63,16 @@ func steps(guide string) (list []step) {
 	return list
 }
 
-// shell is a shell in which a person types the guide.
+// shell is a shell into which the guide is typed.
 type shell struct {
 	in  io.Writer
 	out *bufio.Reader
 }
 
-// mark ends the output of a step. Nothing in the guide prints it.
+// mark ends the output of a step. No command of the guide prints it.
 const mark = "--- end of step "
 
-// run gives the shell some commands and returns what they print on their
-// standard output. Each has to succeed.
+// run runs commands in the shell and returns their standard output. Each command has to succeed.
 func (s *shell) run(t *testing.T, commands string) string {
 	t.Helper()
 	fmt.Fprintf(s.in, "set -e\n%sset +e\necho '%s'\n", commands, mark)
@@ -89,8 +89,7 @@ func (s *shell) run(t *testing.T, commands string) string {
 	}
 }
 
-// TestGuide does what the guide says, with the waits of somebody who reads in
-// between, and compares what is printed with what the guide shows.
+// TestGuide follows the guide, with the pauses of a reader, and compares the output with the guide.
 func TestGuide(t *testing.T) {
 	for _, program := range []string{"git", "make", "iperf3", "docker-compose"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -118,19 +117,19 @@ func TestGuide(t *testing.T) {
 	}
 }
 
-// volatile is what differs from run to run in what the guide's commands print:
-// numbers, with units that depend on how fast the machine is, and names of veths.
+// volatile matches what differs from run to run in the output of the guide's commands: numbers,
+// with units that depend on the machine's speed, and names of veths.
 var volatile = regexp.MustCompile(`veth[0-9a-f]+|[0-9]+(\.[0-9]+)?( ?([KMG]?(Bytes|bits/sec)|s|min|h)\b)?`)
 
 func words(line string) string {
 	return strings.Join(strings.Fields(volatile.ReplaceAllString(line, "N")), " ")
 }
 
-// rate is what iperf3 says that a receiver got. Mbit/s are the work of a limit:
-// without one, it is Gbit/s.
+// rate matches the rate of an iperf3 receiver. A rate in Mbit/s shows a limit: without one, it is
+// in Gbit/s.
 var rate = regexp.MustCompile(`([0-9.]+) (M|G)bits/sec.*receiver`)
 
-// mbits is the rate in a line, in Mbit/s; 0 if there is none.
+// mbits returns the rate in a line, in Mbit/s; 0 if there is none.
 func mbits(t *testing.T, line string) float64 {
 	m := rate.FindStringSubmatch(line)
 	if m == nil {
@@ -144,9 +143,8 @@ func mbits(t *testing.T, line string) float64 {
 	return n
 }
 
-// compare fails the test if a line that the guide shows was not printed, but for
-// numbers and spaces, or if a limit did not hold. The guide leaves lines out. A
-// busy machine may well stay below a limit.
+// compare fails the test if a line of the guide was not printed, numbers and spaces apart, or if a
+// limit did not hold. The guide omits lines. A busy machine may well stay below a limit.
 func (s step) compare(t *testing.T, printed string) {
 	t.Helper()
 	got := strings.Split(printed, "\n")

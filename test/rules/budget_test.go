@@ -18,11 +18,11 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// The totals of the budget. They only fall: who adds in one room takes out of another.
+// The totals of the budget. They only fall: who adds to one room removes from another.
 var totals = map[string]int{"product": 70487, "lab": 11126, "test": 75113, "c": 7911, "words": 35918, "exported": 1696, "keys": 24}
 
-// A budget counts what is in each room of the house, the top two levels of folders: lines of Go in
-// the product, in the laboratory and in tests with their kit, lines of C, words of Markdown,
+// A budget counts the content of each room of the house, the top two levels of folders: lines of Go
+// in the product, in the laboratory and in tests with their kit, lines of C, words of Markdown,
 // exported names of the product, and keys of policy. Generated files do not count.
 type budget map[string]map[string]int
 
@@ -146,8 +146,8 @@ func exports(name string, data []byte) (n int, err error) {
 	return n, nil
 }
 
-// TestBudget compares budget.txt with what is there. After a change that takes something out,
-// -update lowers the rows.
+// TestBudget compares budget.txt with the tree. After a change that removes something, -update
+// lowers the rows.
 func TestBudget(t *testing.T) {
 	real, err := counted("../..")
 	must(t, err)

@@ -86,7 +86,7 @@ var (
 	unlinked = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// leads reports whether there is a file, and a heading in it that a link reaches by that name.
+// leads reports whether a file exists, with a heading that a link reaches by this name.
 func leads(root fs.FS, file, heading string) bool {
 	if heading == "" {
 		_, err := fs.Stat(root, file)

@@ -64,8 +64,8 @@ type goFile struct {
 	*ast.File
 }
 
-// naming lists where files outside the places name a feature: by an import, by a string that is its
-// name or begins with it (as routes, metrics and policy keys do), or by an identifier that contains
+// naming lists where files outside the places name a feature: by an import; by a string that is or
+// begins with its name, as routes, metrics and policy keys do; or by an identifier that contains
 // its name and that its own files declare.
 func naming(fset *token.FileSet, files []goFile, names, list []string) (problems []string) {
 	called := make(map[string]string) // identifiers, with the feature

@@ -27,11 +27,11 @@ type pkg struct {
 // name is the package's path below the module: "kernel/netdev".
 func (p pkg) name() string { return below(p.ImportPath) }
 
-// below cuts the module off an import path. It returns a path of another module, or of the standard
-// library, unchanged.
+// below removes the module's path from an import path. It returns paths of other modules, and of
+// the standard library, unchanged.
 func below(path string) string { return strings.TrimPrefix(path, module+"/") }
 
-// in reports whether the package is one of the folders, or lies below one.
+// in reports whether the package is one of the folders or below one.
 func in(name string, folders ...string) bool {
 	return slices.ContainsFunc(folders, func(f string) bool { return name == f || strings.HasPrefix(name, f+"/") })
 }

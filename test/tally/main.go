@@ -103,8 +103,8 @@ func (t *tally) run(ctx context.Context, args []string) error {
 	return errors.Join(errs...)
 }
 
-// goTest runs one go test and counts its results. A non-zero exit is a failure of its own unless a
-// failure was counted.
+// goTest runs one go test and counts its results. A non-zero exit counts as a failure unless
+// another failure was counted.
 func (t *tally) goTest(ctx context.Context, args []string) error {
 	var env []string
 	for len(args) > 0 && !strings.HasPrefix(args[0], "-") && strings.Contains(args[0], "=") {
@@ -113,7 +113,7 @@ func (t *tally) goTest(ctx context.Context, args []string) error {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, args...)...)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stderr = os.Stderr
-	// The tests are children of go's, and all of them have to end.
+	// The tests are children of go's processes, and all of them have to end.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	out, err := cmd.StdoutPipe()
@@ -141,7 +141,7 @@ func (t *tally) goTest(ctx context.Context, args []string) error {
 }
 
 // read parses the output of one go test -json until its end, and reports whether anything failed.
-// It passes on lines that are no events unchanged.
+// It passes on lines other than events unchanged.
 func (t *tally) read(r io.Reader) (wrong bool, err error) {
 	lines := bufio.NewReader(r)
 	for {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// event is one line of go test -json (see go doc test2json), with only the fields used here.
+// event is one line of go test -json (see go doc test2json). It has only the fields used here.
 type event struct {
 	Time       time.Time
 	Action     string
@@ -40,7 +40,7 @@ type tally struct {
 	times    []timed                        // of top-level tests
 }
 
-// timed is a top-level test and how many seconds it took.
+// timed is a top-level test and its time in seconds.
 type timed struct {
 	name    string
 	seconds float64
@@ -49,11 +49,11 @@ type timed struct {
 // problem is one failure and its output.
 type problem struct{ what, output string }
 
-// again is how many lines of a failure are printed a second time, at the end, for readers who have
-// only the end of a log.
+// again is the number of lines of a failure that are repeated at the end, for readers who have only
+// the end of a log.
 const again = 30
 
-// slowest is how many tests the end of a run names with their times.
+// slowest is the number of tests listed with their times at the end of a run.
 const slowest = 20
 
 // tooSlow is the factor beyond its bound at which a slow package is a failure. A machine with two
@@ -143,7 +143,7 @@ func (t *tally) timed(short string, e event) {
 	}
 }
 
-// took compares the time of a package's tests with its bound. Before the first of them, a package may
+// took compares the time of a package's tests with its bound. Before the first test, a package may
 // have waited for its turn.
 func (t *tally) took(short string, took time.Duration) {
 	bound, ok := t.known.bounds[short]

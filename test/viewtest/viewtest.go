@@ -1,6 +1,6 @@
-// Package viewtest makes frames of a host that does not exist, for the tests of the views: many
-// containers whose figures all change, a victim, its culprit, and a container whose strings try to
-// control a terminal or a page. It computes no overview.
+// Package viewtest makes frames of an imaginary host, for the tests of the views: many containers
+// with changing figures, a victim, its culprit, and a container with strings that try to control a
+// terminal or a page. It computes no overview.
 package viewtest
 
 import (
@@ -12,13 +12,13 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// Start is when the first frame of a Host is taken.
+// Start is the time of the first frame of a Host.
 var Start = time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
 
-// Hostile is a name that must reach no terminal and no page as it is.
+// Hostile is a name that must not reach a terminal or a page unescaped.
 const Hostile = "evil\x1b[31m\x1b]0;owned\a\u202e\u009b2J\x7f\r\n<script>alert(1)</script>\xff"
 
-// The ids of the containers that every Host has.
+// The ids of the containers of every Host.
 const (
 	Victim  api.ID = 1 // db-1, slowed by Culprit
 	Culprit api.ID = 2 // flood
@@ -49,7 +49,7 @@ func name(id api.ID) string {
 	return fmt.Sprintf("web-%02d", id)
 }
 
-// Taken returns when the i-th frame is taken.
+// Taken returns the time of the i-th frame.
 func (h Host) Taken(i int) time.Time {
 	start := h.Begin
 	if start.IsZero() {
@@ -112,7 +112,7 @@ func (h Host) Frame(i int) api.Frame {
 	return f
 }
 
-// Recording is the first frames of a Host, as a recording has them.
+// Recording is a recording of the first frames of a Host.
 type Recording struct {
 	Host  Host
 	Count int
@@ -140,7 +140,7 @@ func (r Recording) Frames(_ context.Context, from, to time.Time, every time.Dura
 	}
 }
 
-// Live is a live source: each Next is the next frame of a Host, at once. It has no past.
+// Live is a live source: each Next returns the next frame of a Host at once. It has no past.
 type Live struct {
 	Host  Host
 	Count int

@@ -1,12 +1,10 @@
-// Package vm runs the tests of other packages on kernels that are not this
-// machine's: it unpacks a kernel of Debian's, puts static test binaries and
-// the modules that they need into an initramfs, boots that in QEMU's software
-// emulation, and reads the results from the serial port. The guests have
-// cgroup v2 only, as most hosts of containers.
+// Package vm runs the tests of other packages on kernels other than this machine's. It unpacks a
+// kernel of Debian's, puts static test binaries and the modules that they need into an initramfs,
+// boots that in QEMU's software emulation, and reads the results from the serial port. The guests
+// have only cgroup v2, as most container hosts do.
 //
-// Results count, timings do not: an emulated CPU is some twenty times slower.
-// /dev/kvm is not used even where it is there, so that a run is the same
-// everywhere. Only the tests of this package call it.
+// Results count, timings do not: an emulated CPU is some twenty times slower. /dev/kvm is not used
+// even if it exists, so that a run is the same everywhere. Only the tests of this package call it.
 package vm
 
 import (
@@ -31,7 +29,7 @@ type Run struct {
 	Status string // exit status; "" if the guest stopped before the tests ended
 }
 
-// Result is what came out of one guest.
+// Result is the result of one guest.
 type Result struct {
 	Release string         // of the kernel, as uname -r gives it; "" if it never started
 	Runs    map[string]Run // by Test.name
@@ -48,34 +46,31 @@ type board struct {
 	device                 string   // what the guest calls that port
 }
 
-// boards are those by the architecture, in Go's words.
+// boards are the boards by architecture, in Go's words.
 func boards() map[string]board {
 	return map[string]board{
-		// An old CPU: what a new one has more (SMAP, protection keys, AVX, a fifth
-		// level of page tables) makes emulation slower by a fifth. Without cx16: QEMU
-		// 7.2 now and then leaves wrong flags behind a cmpxchg16b, and the slab
-		// allocator of 6.12 then crashes. Kernels have another way where the CPU
-		// lacks it.
-		// The clock of the CPU is to be relied on: QEMU takes it and the HPET, which the
-		// kernel compares it with, from one clock of the host, but where this thread had
-		// to wait between the two readings, the kernel gives the CPU's up. It then asks
-		// an emulated device for every time, is two or three times slower, and has waits
-		// of seconds with the lock of all network devices held.
-		// The kernel is not to try whether the timer interrupts it: where this thread has
-		// to wait meanwhile, it finds that no timer works, and panics at boot.
+		// An old CPU: what a new one has beyond it (SMAP, protection keys, AVX, a fifth level of
+		// page tables) slows emulation by a fifth. Without cx16: QEMU 7.2 now and then leaves wrong
+		// flags after a cmpxchg16b, and the slab allocator of 6.12 then crashes. Kernels use
+		// another way if the CPU lacks it. Trust the clock of the CPU. QEMU derives it and the
+		// HPET, which the kernel compares it with, from one clock of the host. But if this thread
+		// had to wait between the two readings, the kernel gives up the CPU's clock. It then asks
+		// an emulated device for every time, is two or three times slower, and waits for seconds
+		// with the lock of all network devices held. Do not let the kernel test whether the timer
+		// interrupts it: if this thread has to wait during the test, the kernel finds no working
+		// timer, and panics at boot.
 		"amd64": {"qemu-system-x86_64", "pc", "Nehalem,-cx16", "console=ttyS0 no_timer_check tsc=reliable",
 			[]string{"-serial", "chardev:tests"}, "ttyS1"},
-		// The board has one port of its own, so the tests' is a PCI card. This CPU signs no
-		// pointers, which makes emulation much slower.
+		// The board has one port, so the tests' port is a PCI card. This CPU signs no pointers,
+		// because that makes emulation much slower.
 		"arm64": {"qemu-system-aarch64", "virt", "cortex-a57", "console=ttyAMA0",
 			[]string{"-device", "pci-serial,chardev=tests"}, "ttyS0"},
 	}
 }
 
-// Boot starts the kernel that was unpacked at root with the initramfs, and with a disk
-// unless that is "", waits until the guest has stopped, and returns what it said. A
-// guest that takes longer than limit is stopped, and its Result is what there is by
-// then. The logs stay in dir.
+// Boot starts the kernel that was unpacked at root with the initramfs, and with a disk unless that
+// is "". It waits until the guest has stopped, and returns its output. It stops a guest that takes
+// longer than limit, and the Result has what was printed by then. The logs stay in dir.
 func Boot(ctx context.Context, arch, root, initramfs, disk, dir string, limit time.Duration) (Result, error) {
 	images, _ := filepath.Glob(filepath.Join(root, "boot/vmlinuz-*"))
 	if len(images) == 0 { // since 7.x it lies with the modules
@@ -87,12 +82,11 @@ func Boot(ctx context.Context, arch, root, initramfs, disk, dir string, limit ti
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	log := filepath.Join(dir, "tests.log")
-	// One thread for both CPUs: with one each, a CPU at times ran code that the
-	// other was patching (a jump label) half old and half new, and 6.12 died of
-	// an invalid instruction in get_page_from_freelist. Several guests run at
-	// once, so that this machine's CPUs are busy all the same.
-	// The tests of this machine's kernel, which run beside it, go first, but must
-	// not make it stand still: 10 is a tenth of their weight.
+	// Use one thread for both CPUs. With one each, a CPU at times ran code that the other was
+	// patching (a jump label) half old and half new, and 6.12 died of an invalid instruction in
+	// get_page_from_freelist. Several guests run at once, so this machine's CPUs are busy anyway.
+	// The tests of this machine's kernel, which run beside it, go first, but must not starve it: 10
+	// is a tenth of their weight.
 	b := boards()[arch]
 	if disk != "" {
 		b.port = append(b.port, "-drive", "file="+disk+",format=raw,if=virtio,cache=unsafe")
@@ -105,8 +99,8 @@ func Boot(ctx context.Context, arch, root, initramfs, disk, dir string, limit ti
 		"-serial", "file:" + filepath.Join(dir, "console.log"),
 		"-netdev", "hubport,hubid=0,id=nic", "-device", "virtio-net-pci,netdev=nic", // a NIC that leads nowhere
 		"-chardev", "file,id=tests,path=" + log}, b.port...)...)
-	// A guest must not outlive a test run that was killed. The signal comes
-	// when the thread that started it ends, so that has to be kept.
+	// A guest must not outlive a killed test run. The signal comes when the thread that started the
+	// guest ends, so that thread must be kept.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -128,7 +122,7 @@ func Boot(ctx context.Context, arch, root, initramfs, disk, dir string, limit ti
 	return res, err
 }
 
-// parse reads what init.sh and the tests wrote to the second serial port.
+// parse reads the output of init.sh and the tests at the second serial port.
 func parse(r io.Reader) (Result, error) {
 	res := Result{Runs: map[string]Run{}}
 	var name string
@@ -143,7 +137,7 @@ func parse(r io.Reader) (Result, error) {
 	for {
 		line, err := in.ReadString('\n')
 		text := strings.TrimRight(line, "\r\n")
-		// What a test prints without a line end comes before our mark.
+		// Text that a test prints without a line end comes before our mark.
 		before, mark, ok := strings.Cut(text, "@@@ ")
 		if !ok {
 			run.Output = append(append(run.Output, text...), '\n')

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Guest is one boot of a kernel, and what came out of it.
+// Guest is one boot of a kernel, and its result.
 type Guest struct {
 	Kernel Kernel
 	Root   Root
@@ -28,15 +28,15 @@ func newGuest(k Kernel, dir string, limit time.Duration) *Guest {
 	return &Guest{Kernel: k, Dir: dir, Limit: limit, fetched: make(chan error, 1), ended: make(chan struct{})}
 }
 
-// fetch has the kernel brought to the cache.
+// fetch brings the kernel to the cache.
 func (g *Guest) fetch(cache string) {
 	root, err := g.Kernel.Cached(cache)
 	g.Root.Kernel = root
 	g.fetched <- err
 }
 
-// bootAll boots the guests in their order, so many at once: a guest keeps one
-// CPU busy, whatever it has itself, and takes a gigabyte.
+// bootAll boots the guests in order, several at once. A guest keeps one CPU busy, however many it
+// has itself, and takes a gigabyte.
 func bootAll(ctx context.Context, guests []*Guest, atOnce int) {
 	next := make(chan *Guest)
 	var wg sync.WaitGroup

@@ -1,8 +1,8 @@
 #!/bin/busybox sh
-# Process 1 of a guest: mounts what a host of containers has mounted (cgroup v2
-# only), loads the modules, and runs the tests. A guest with a disk has a system of
-# its own there, with systemd, which runs them as a service (testdata/node). The
-# kernel writes to the first serial port, the tests write to the second.
+# Process 1 of a guest: it mounts what a container host has mounted (cgroup v2
+# only), loads the modules, and runs the tests. A guest with a disk has a separate
+# system there, with systemd, which runs the tests as a service (testdata/node).
+# The kernel writes to the first serial port, the tests write to the second.
 /bin/busybox --install -s /bin
 export PATH=/bin HOME=/root TMPDIR=/tmp
 
@@ -33,7 +33,7 @@ if [ -b /dev/vda ]; then
 fi
 ip link set lo up
 hostname guest
-# As systemd does: controllers for the groups below the root.
+# As systemd does: enable the controllers for the groups below the root.
 for c in $(cat /sys/fs/cgroup/cgroup.controllers); do
 	echo "+$c" >/sys/fs/cgroup/cgroup.subtree_control
 done

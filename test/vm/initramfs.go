@@ -23,8 +23,8 @@ var initScript []byte
 //go:embed run.sh
 var runScript []byte
 
-// modules are the kernel modules that the guests load, where their kernel has
-// them neither built in nor not at all.
+// modules are the kernel modules that the guests load, unless their kernel has them built in or
+// lacks them.
 func modules() []string {
 	return []string{
 		"virtio_pci", "virtio_net", "veth", "bridge", "br_netfilter", "vxlan", "ifb", "macvlan", "ipvlan", "dummy", "bonding", "8021q",
@@ -36,8 +36,8 @@ func modules() []string {
 	}
 }
 
-// Test is a static test binary, the folder of the package that it tests, and
-// which of its tests a guest runs.
+// Test is a static test binary, the folder of the package that it tests, and the tests that a guest
+// runs.
 type Test struct {
 	Package string // below the module: "kernel/cgroup"
 	Binary  string
@@ -49,7 +49,7 @@ type Test struct {
 // name is the file name of the test in the guest.
 func (t Test) name() string { return strings.ReplaceAll(t.Package, "/", "_") }
 
-// pattern is that for -test.run.
+// pattern returns the pattern for -test.run.
 func (t Test) pattern() string {
 	if t.Run != "" || len(t.Names) == 0 {
 		return t.Run
@@ -57,7 +57,7 @@ func (t Test) pattern() string {
 	return "^(" + strings.Join(t.Names, "|") + ")$"
 }
 
-// Root is what goes into the root file system of a guest, beside busybox.
+// Root lists the contents of a guest's root file system, beside busybox.
 type Root struct {
 	Kernel  string   // where a kernel was unpacked, for its modules
 	Arch    string   // of the guest
@@ -68,7 +68,7 @@ type Root struct {
 	System  string // a folder with a system of its own, for its disk; "" for none
 }
 
-// size is how many tests it runs.
+// size returns how many tests it runs.
 func (r Root) size() (n int) {
 	for _, t := range r.Tests {
 		n += len(t.Names)
@@ -76,7 +76,7 @@ func (r Root) size() (n int) {
 	return n
 }
 
-// busybox is the path of a static one for the guest.
+// busybox returns the path of a static busybox for the guest.
 func (r Root) busybox() (string, error) {
 	if r.Arch == runtime.GOARCH {
 		return "/bin/busybox", nil
@@ -94,8 +94,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// Write makes the root file system in a new folder, and an initramfs of it: in the "newc" form of cpio,
-// which the kernel unpacks, and not compressed, as an emulated CPU unpacks slower than it reads.
+// Write makes the root file system in a new folder, and an initramfs of it. The initramfs is in the
+// "newc" form of cpio, which the kernel unpacks. It is uncompressed: an emulated CPU reads faster than it unpacks.
 func (r Root) Write(dir, initramfs string) error {
 	busybox, err := r.busybox()
 	if err != nil {
@@ -149,9 +149,9 @@ type module struct {
 	data []byte
 }
 
-// findModules reads the named modules and all that they depend on, in the
-// order in which they can be loaded. What is not a module of this kernel is
-// left out: the kernel has it built in, or a test will say that it lacks it.
+// findModules reads the named modules and their dependencies, in the order in which they can be
+// loaded. It omits names that are no modules of this kernel: the kernel has them built in, or a
+// test will report that it lacks them.
 func findModules(kernel string, names []string) ([]module, error) {
 	paths := map[string]string{}
 	err := filepath.WalkDir(kernel, func(path string, d fs.DirEntry, err error) error {
@@ -196,8 +196,8 @@ func findModules(kernel string, names []string) ([]module, error) {
 	return found, nil
 }
 
-// moduleName is a module's name as the kernel writes it: files may be named
-// with a dash where the kernel has an underscore.
+// moduleName returns a module's name as the kernel writes it: a file name may have a dash where the
+// kernel has an underscore.
 func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
 
 // readModule reads a module's file, which newer kernels compress.

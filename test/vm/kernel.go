@@ -21,17 +21,17 @@ type Kernel struct {
 	Suite string // of the archive
 	Arch  string // of the guest, in Debian's words, which are Go's
 
-	// TooOld says that fairlead refuses it: only the guest's own
-	// tests run there, which see whether it says clearly what is missing.
+	// TooOld means that fairlead refuses it. Only the guest's own tests run there, and check that
+	// fairlead says clearly what is missing.
 	TooOld bool
-	// Whole says that in the tier CI, too, all runs that depends on the kernel.
+	// Whole means that in the tier CI, too, all tests that depend on the kernel run.
 	Whole bool
-	// Slow says that it runs in the tier Full only, and there the tests that carry
-	// testkit.Smoke: the same kernels, with this machine's CPU, run the others.
+	// Slow means that it runs only in the tier Full, and only the tests with testkit.Smoke. The
+	// same kernels run the others on this machine's CPU.
 	Slow bool
 }
 
-// Kernels are those that the tests run on, oldest first.
+// Kernels returns the kernels that the tests run on, oldest first.
 func Kernels() []Kernel {
 	return []Kernel{
 		{Name: "5.10", Suite: "bullseye", Arch: "amd64", TooOld: true},
@@ -42,15 +42,15 @@ func Kernels() []Kernel {
 	}
 }
 
-// ErrNoKernel is returned, wrapped, where a kernel cannot be had: the machine
-// knows no mirror of Debian, or the mirror has no such suite any more.
+// ErrNoKernel is returned, wrapped, if a kernel is not available: the machine knows no mirror of
+// Debian, or the mirror no longer has such a suite.
 var ErrNoKernel = errors.New("kernel cannot be had")
 
 // numbered matches the packages that make up one version of the kernel.
 var numbered = regexp.MustCompile(`\blinux-(?:image|binary|modules)-[0-9][^\s,(]*`)
 
-// cacheDir is where kernels or systems are kept: outside of the checkout, so that neither
-// make clean nor a fresh clone makes them be fetched again.
+// cacheDir is where kernels or systems are kept. It is outside the checkout, so that neither make
+// clean nor a fresh clone causes another download.
 func cacheDir(what string) (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -59,12 +59,12 @@ func cacheDir(what string) (string, error) {
 	return filepath.Join(dir, "fairlead", what), nil
 }
 
-// fresh is how long a kernel or system in the cache is good: suites get newer ones.
+// fresh is how long a kernel or system in the cache is used before a newer one is fetched.
 const fresh = 30 * 24 * time.Hour
 
-// Cached gives the root of the kernel below dir, and fetches it if it is not
-// there or no longer fresh. Where a newer one cannot be had, the old one is
-// good. One process at a time fetches to a dir.
+// Cached returns the root of the kernel below dir, and fetches it if it is missing or no longer
+// fresh. If a newer one is not available, it uses the old one. Only one process at a time fetches
+// to a dir.
 func (k Kernel) Cached(dir string) (root string, err error) {
 	unlock, err := lock(dir, k.Name)
 	if err != nil {
@@ -90,7 +90,7 @@ func (k Kernel) Cached(dir string) (root string, err error) {
 	return root, os.Chtimes(root, now, now) // dpkg-deb gives it the package's time
 }
 
-// lock waits until no other process changes what has this name in dir, which it makes.
+// lock makes dir, and waits until no other process changes the entry with this name in it.
 func lock(dir, name string) (unlock func() error, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -106,9 +106,9 @@ func lock(dir, name string) (unlock func() error, err error) {
 	return f.Close, nil // and unlocks
 }
 
-// Fetch downloads the packages of a kernel to dir, in place of what is there, and
-// unpacks them below dir/root. Nothing is installed, and apt keeps its lists in
-// dir: the machine's own sources are read only to learn which mirror it uses.
+// Fetch downloads the packages of a kernel to dir, replacing earlier ones, and unpacks them below
+// dir/root. It installs nothing, and apt keeps its lists in dir: the machine's own sources are read
+// only to find its mirror.
 func (k Kernel) Fetch(dir string) error {
 	root := filepath.Join(dir, "root")
 	if err := os.RemoveAll(dir); err != nil {
@@ -140,11 +140,10 @@ func (k Kernel) Fetch(dir string) error {
 	return os.RemoveAll(filepath.Join(dir, "apt"))
 }
 
-// apt is a package manager with lists, sources and caches of its own.
+// apt is a package manager with separate lists, sources and caches.
 type apt struct{ dir, conf string }
 
-// newApt makes one that knows one suite of the mirror that this machine uses, for an
-// architecture.
+// newApt makes an apt that knows one suite of this machine's mirror, for one architecture.
 func newApt(dir, suite, arch string) (apt, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -197,8 +196,8 @@ APT::Sandbox::User "root";
 	return a, nil
 }
 
-// mirror asks apt which mirror of Debian this machine uses. It fills its lists
-// first if they are empty.
+// mirror asks apt which mirror of Debian this machine uses. If apt's lists are empty, it fills them
+// first.
 func mirror() (string, error) {
 	ask := func() string {
 		out, _ := exec.Command("apt-get", "indextargets", "--format", "$(REPO_URI)",
@@ -209,7 +208,7 @@ func mirror() (string, error) {
 	if uri := ask(); uri != "" {
 		return uri, nil
 	}
-	exec.Command("apt-get", "-qq", "update").Run() // the second question tells
+	exec.Command("apt-get", "-qq", "update").Run() // the second attempt below reports errors
 	if uri := ask(); uri != "" {
 		return uri, nil
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/fairlead-project/fairlead/test/kubernetes"
 )
 
-// TestNode boots a node of Kubernetes as most are: Debian with systemd, cgroup v2 only, containerd and
-// a kubelet that has systemd make the cgroups, and runs there the test of the same name in
-// test/vm/guest. VM_KERNELS names the kernel; it is 6.1 otherwise, which is that Debian's own.
+// TestNode boots a typical node of Kubernetes: Debian with systemd, cgroup v2 only, containerd, and
+// a kubelet that makes systemd create the cgroups. It runs there the test of the same name in
+// test/vm/guest. VM_KERNELS names the kernel; the default is that Debian's own, 6.1.
 func TestNode(t *testing.T) {
 	if testkit.Scale(t, 0, 1) == 0 {
 		testkit.Skip(t, "only in the tier full")

@@ -11,14 +11,13 @@ import (
 	"slices"
 )
 
-// outcome is how a test ended, after how many seconds, and what it printed.
+// outcome is the result of a test, its time in seconds, and its output.
 type outcome struct {
 	test, action, output string
 	seconds              float64
 }
 
-// outcomes gives the tests of a run that ended, in the order in which they did,
-// and what was printed beside them.
+// outcomes returns the tests of a run that ended, in that order, and the output beside them.
 func (r Run) outcomes() (ended []outcome, rest string, err error) {
 	cmd := exec.Command("go", "tool", "test2json", "-t") // with the times
 	cmd.Stdin = bytes.NewReader(r.Output)
@@ -51,13 +50,13 @@ func (r Run) outcomes() (ended []outcome, rest string, err error) {
 	return ended, rest, nil
 }
 
-// completed says whether all tests were run and some failed, and nothing else
-// went wrong: 2 is the status of a panic, 124 that of a time that is over.
+// completed reports whether all tests ran and some failed, and nothing else went wrong: 2 is the
+// status of a panic, 124 that of a timeout.
 func (r Run) completed() bool {
 	return r.Status == "1" && !bytes.Contains(r.Output, []byte("these are left after the tests")) // see testkit.Run
 }
 
-// tail is the last n lines of a text.
+// tail returns the last n lines of a text.
 func tail(text []byte, n int) []byte {
 	lines := bytes.SplitAfter(bytes.TrimSpace(text), []byte("\n"))
 	return bytes.Join(lines[max(0, len(lines)-n):], nil)

@@ -6,9 +6,9 @@ stty -F $port raw
 export HOME=/root TMPDIR=/tmp
 
 echo "@@@ kernel $(uname -r)"
-# Fuzz seeds are as good on any kernel, and cost time here. One test at a time: both
-# CPUs are one thread of the emulator, and before 6.8 threads are told by the names
-# of their devices, which tests share.
+# Fuzz seeds give the same result on any kernel, and take time here. One test at
+# a time: both CPUs are one thread of the emulator, and before 6.8 threads are
+# identified by the names of their devices, which tests share.
 for t in /tests/*; do
 	name=${t##*/}
 	echo "@@@ begin $name"

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// System unpacks a small Debian of a suite, with systemd and these packages, to a new folder in dir,
-// and returns that. The system is made once and kept for a month. One that cannot be had is an error
-// that says why.
+// System unpacks a small Debian of a suite, with systemd and these packages, to a new folder in
+// dir, and returns that folder. It makes the system once and keeps it for a month. If it cannot,
+// the error says why.
 func System(suite, dir string, packages ...string) (root string, err error) {
 	cache, err := cacheDir("systems")
 	if err != nil {
@@ -50,7 +50,7 @@ func makeSystem(suite, archive string, packages []string) error {
 	if err := execute("debootstrap", "--variant=minbase", "--include="+strings.Join(append([]string{"systemd", "systemd-sysv"}, packages...), ","), suite, root, from); err != nil {
 		return err
 	}
-	// Devices cannot be unpacked everywhere, and what is mounted there is of the test.
+	// Devices cannot be unpacked everywhere, and the test mounts its own.
 	if err := execute("tar", "--numeric-owner", "--exclude=./dev/*", "--exclude=./proc/*", "--exclude=./sys/*", "-cpf", made, "-C", root, "."); err != nil {
 		return err
 	}

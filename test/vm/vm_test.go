@@ -23,16 +23,16 @@ const (
 	guest    = "test/vm/guest" // tests of the guests themselves
 )
 
-// TestKernels boots each kernel once and runs there, package by package, the
-// tests that the tier asks for: in every tier those that carry testkit.Smoke, in
-// the tier CI on the oldest and the newest kernel those with testkit.OnKernels
-// too, in the tier Full these and those with testkit.InFull on all. On a kernel that
-// fairlead does not support only those of test/vm/guest with testkit.Smoke run.
+// TestKernels boots each kernel once and runs there, package by package, the tests that the tier
+// asks for. Every tier runs those with testkit.Smoke. The tier CI adds those with testkit.OnKernels
+// on the oldest and the newest kernel, and the tier Full adds these and those with testkit.InFull
+// on all. On a kernel that fairlead does not support, only those of test/vm/guest with
+// testkit.Smoke run.
 //
-// It is long, so it wants FAIRLEAD_VM=1. VM_KERNELS and VM_PACKAGES, lists
-// separated by spaces, choose some of them; VM_RUN is a pattern for -test.run in
-// place of the marks; VM_BOOT is added to the kernel's parameters; VM_CPUS is how many
-// CPUs the guests have: 2. How long each guest and its slowest tests took is in build/vm/times.
+// It takes long, so it needs FAIRLEAD_VM=1. VM_KERNELS and VM_PACKAGES, lists separated by spaces,
+// select some of them. VM_RUN is a pattern for -test.run that replaces the marks; VM_BOOT is added
+// to the kernel's parameters; VM_CPUS is the number of CPUs of a guest, by default 2.
+// build/vm/times has the times of each guest and its slowest tests.
 func TestKernels(t *testing.T) {
 	if os.Getenv("FAIRLEAD_VM") == "" {
 		testkit.Skip(t, "FAIRLEAD_VM is not set; make test and make vm set it")
@@ -76,7 +76,7 @@ func TestKernels(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	// The longest first: what is left is shared better at the end.
+	// The longest first, so that the CPUs share the rest better at the end.
 	order := slices.Clone(guests)
 	slices.SortStableFunc(order, func(a, b *Guest) int { return b.Root.size() - a.Root.size() })
 	go bootAll(t.Context(), order, runtime.GOMAXPROCS(0))
@@ -115,20 +115,20 @@ func objects(top string) (found []string, err error) {
 	return found, err
 }
 
-// slowest is how many tests of each guest are named with their times.
+// slowest is the number of tests of each guest that are listed with their times.
 const slowest = 5
 
-// testTime is how many seconds a top-level test took in a guest.
+// testTime is the time of a top-level test in a guest, in seconds.
 type testTime struct {
 	name    string
 	seconds float64
 }
 
-// limits is how long a guest may take, by tier: far more than it does, as a machine may
-// be slow.
+// limits is how long a guest may take, by tier: far longer than it does, because a machine may be
+// slow.
 var limits = map[testkit.Tier]time.Duration{testkit.Quick: 12 * time.Minute, testkit.CI: 45 * time.Minute, testkit.Full: 75 * time.Minute}
 
-// choose gives the tests that a kernel runs, by package, without their binaries.
+// choose returns the tests that a kernel runs, by package, without their binaries.
 func choose(k Kernel, tier testkit.Tier, tests map[string][]Mark) []Test {
 	upTo := tier
 	if k.Slow || tier == testkit.CI && !k.Whole {
@@ -196,7 +196,7 @@ func onKernel(t *testing.T, g *Guest) (times []testTime) {
 	return times
 }
 
-// report turns the output of a test binary into subtests with its results, which it returns.
+// report turns the output of a test binary into subtests with its results, and returns the results.
 func report(t *testing.T, test Test, r Run) []outcome {
 	ended, rest, err := r.outcomes()
 	must(t, err)
@@ -226,7 +226,7 @@ func report(t *testing.T, test Test, r Run) []outcome {
 	return ended
 }
 
-// goBuild builds static binaries for an architecture, behind the builds of tests that run longer. A failure is t's.
+// goBuild builds static binaries for an architecture. Builds of longer tests go first. It may fail t.
 func goBuild(t *testing.T, arch, verb, to string, packages []string, flags ...string) bool {
 	t.Helper()
 	cmd := exec.Command("nice", slices.Concat([]string{"-n", "5", "go", verb}, flags, []string{"-ldflags=-s -w", "-o", to}, packages)...)
@@ -304,7 +304,7 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// A mark that is not at the head of a test is an error.
+// A mark that is not the first statement of a test is an error.
 func TestMisplaced(t *testing.T) {
 	for text, want := range map[string]bool{
 		"func TestA(t *testing.T) {\n\ttestkit.Smoke(t)\n}\n":        false,

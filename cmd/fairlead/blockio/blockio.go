@@ -1,5 +1,5 @@
-// Package blockio has the verbs io and reserve, and the flags of their feature. It measures a disk for
-// io calibrate; all else is what the agent reports. Main lists its verbs.
+// Package blockio contains the verbs io and reserve, and the flags of their feature. It measures a
+// disk for io calibrate; everything else comes from the agent. Main lists its verbs.
 package blockio
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/fairlead-project/fairlead/view"
 )
 
-// Verbs are the verbs of the feature.
+// Verbs returns the verbs of the feature.
 func Verbs() []verb.Verb { return []verb.Verb{blockioVerb, reserveVerb} }
 
 // Flags adds the agent's flags for the feature.
@@ -131,7 +131,7 @@ func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 	}
 }
 
-// admissions prints the advice on reservations, the state of their admission, and what they take.
+// admissions prints the advice on reservations, the state of their admission, and their cost.
 func admissions(w io.Writer, list []api.Reservation) {
 	for _, r := range list {
 		if r.Advice != "" {
@@ -145,7 +145,7 @@ func admissions(w io.Writer, list []api.Reservation) {
 
 func quantile(sec float64) string { return columns.If(sec != 0, view.Brief(sec)) }
 
-// figuresText formats figures briefly; "": there are none.
+// figuresText formats figures briefly; "" if there are none.
 func figuresText(f api.BlockIOFigures) string {
 	var parts []string
 	for _, x := range []struct {
@@ -306,7 +306,7 @@ func parseFigures(args []string) (f api.BlockIOFigures, err error) {
 	return f, nil
 }
 
-// namedDisks is the flag --kubelet-disk.
+// namedDisks implements the flag --kubelet-disk.
 func namedDisks(to *map[string]string) verb.Pairs[string] {
 	parse := func(name, device string, _ bool) (string, error) {
 		if slices.Contains(slices.Collect(maps.Values(*to)), device) {

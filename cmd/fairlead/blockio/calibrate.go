@@ -161,7 +161,7 @@ func (how calibration) target(ctx context.Context, e verb.Env, device string, di
 	return block.Scratch(ctx, how.dir, how.size)
 }
 
-// confirm asks for a device's name.
+// confirm asks the user to type a device's name.
 func confirm(ctx context.Context, e verb.Env, device string, disk block.Disk) error {
 	fmt.Fprintf(e.Stderr, "All that is on %s is lost (%s). Type %s to go on: ", cli.Show(device), cli.Show(disk.Identity()), cli.Show(device))
 	answer := make(chan string, 1)
@@ -180,8 +180,8 @@ func confirm(ctx context.Context, e verb.Env, device string, disk block.Disk) er
 	}
 }
 
-// profile measures operations against budgets of real-time processes. The scheduling policy belongs
-// to these alone and ends with them, and so do the burners: profile changes nothing on the host.
+// profile measures operations against budgets of real-time processes. Only these processes have the
+// scheduling policy, and it ends with them, as do the burners: profile changes nothing on the host.
 func (how calibration) profile(ctx context.Context, device string, file *os.File) (out []api.RealtimePoint, err error) {
 	if err := sched.TryDeadline(); err != nil {
 		return nil, fmt.Errorf("profile of real-time budgets: %w", err)
@@ -229,7 +229,7 @@ func burn(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// errNoFio is the error of a host without fio, which makes the load of io calibrate.
+// errNoFio is the error of a host without fio, which generates the load of io calibrate.
 var errNoFio = errors.New("io calibrate needs fio: install the package fio")
 
 // fio is a load on a file or device: reads or writes of one size at random offsets, with direct I/O.
@@ -238,8 +238,8 @@ type fio struct {
 	write bool
 	depth int // requests in flight
 
-	// budget, if not 0, has a process for each request, and gives each this runtime in every
-	// budgetPeriod under SCHED_DEADLINE.
+	// budget, if not 0, makes fio use one process per request, and gives each process this runtime
+	// in every budgetPeriod under SCHED_DEADLINE.
 	budget time.Duration
 }
 
@@ -283,7 +283,7 @@ func (l fio) run(ctx context.Context, file *os.File, over time.Duration) (perSec
 	return l.parse(out.Bytes())
 }
 
-// args are fio's arguments. It opens the file that it inherits.
+// args returns fio's arguments. fio opens the file that it inherits.
 func (l fio) args(over time.Duration) []string {
 	way, engine, jobs, ramp := "randread", "libaio", 1, time.Duration(0)
 	if l.write {
@@ -369,7 +369,7 @@ func (l fio) parse(data []byte) (perSecond float64, err error) {
 }
 
 // The request sizes of a calibration, in bytes, and its queue depths. The depth of operations is
-// raised for as long as that gains a twentieth.
+// raised as long as each step gains a twentieth.
 const (
 	smallRequest = 4 << 10
 	largeRequest = 128 << 10
@@ -379,8 +379,8 @@ const (
 	worthwhile   = 1.05
 )
 
-// figures measures a disk, each figure for the time each and by itself. file is a scratch file on
-// the disk or the device itself, and is overwritten.
+// figures measures the figures of a disk one by one, each for the time each. file is a scratch file
+// on the disk or the device itself, and is overwritten.
 func figures(ctx context.Context, file *os.File, each time.Duration) (in api.CapacityRequest, err error) {
 	run := func(size int, write bool, depth int) (n float64) {
 		if err == nil {

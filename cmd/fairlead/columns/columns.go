@@ -1,6 +1,6 @@
-// Package columns prints tables whose columns are declared: the head, what a row shows below it, and
-// what happens to it where the line is short. It knows no wire type, and does not say what is worth a
-// row; the verbs of fairlead call it.
+// Package columns prints tables from declared columns: the head, the cell for each row, and how the
+// column gives way on a short line. It knows no wire type, and does not choose the rows; the verbs
+// of fairlead use it.
 package columns
 
 import (
@@ -17,20 +17,20 @@ import (
 	"github.com/fairlead-project/fairlead/view"
 )
 
-// Line is the width of a line where no terminal reports its own.
+// Line is the width of a line if no terminal reports one.
 const Line = 80
 
-// leastCut is the least width to which a cell is cut to make a table fit.
+// leastCut is the least width to which a cell is cut to fit a table.
 const leastCut = 9
 
-// Column declares a column of a table whose rows are of type R.
+// Column declares a column of a table with rows of type R.
 type Column[R any] struct {
 	layout
 	cell func(R) string
 	off  bool
 }
 
-// layout is where a column stands in a line.
+// layout is the place of a column in a line.
 type layout struct {
 	head  string
 	right bool
@@ -42,8 +42,8 @@ type layout struct {
 	wide  int // width of the widest, before it is cut
 }
 
-// Text is a column of text that a container may have chosen: what is not printable is quoted, and
-// nothing is "-".
+// Text is a column of text that a container may have chosen: unprintable text is quoted, and empty
+// text is "-".
 func Text[R any](head string, cell func(R) string) Column[R] {
 	return Plain(head, func(r R) string { return cli.Show(cell(r)) })
 }
@@ -53,42 +53,41 @@ func Plain[R any](head string, cell func(R) string) Column[R] {
 	return Column[R]{layout: layout{head: head}, cell: cell}
 }
 
-// Number is a column of numbers, aligned to the right; none is "-".
+// Number is a column of numbers, aligned to the right; an empty cell is "-".
 func Number[R any](head string, cell func(R) string) Column[R] {
 	c := Plain(head, func(r R) string { return cmp.Or(cell(r), "-") })
 	c.right = true
 	return c
 }
 
-// Cut limits the cells to so many characters. On a terminal of known width they grow into free
-// space, and shrink where there is none.
+// Cut limits the cells to most characters. On a terminal of known width they grow into free space,
+// and shrink if there is none.
 func (c Column[R]) Cut(most int) Column[R] {
 	c.max = most
 	return c
 }
 
-// Rest gives the column what the others leave of the line, which has a width where no terminal
-// reports its own.
+// Rest gives the column the rest of the line. line is the line's width if no terminal reports one.
 func (c Column[R]) Rest(line int) Column[R] {
 	c.line = line
 	return c
 }
 
-// Spare lets the column be left out in favour of the one with Rest: the last of several goes first,
-// and the one with Rest at the end.
+// Spare lets the column be dropped in favour of the one with Rest. Of several, the last is dropped
+// first, and the one with Rest at the end.
 func (c Column[R]) Spare(is bool) Column[R] {
 	c.spare = is
 	return c
 }
 
-// When shows the column only under a condition.
+// When shows the column only if the condition holds.
 func (c Column[R]) When(is bool) Column[R] {
 	c.off = !is
 	return c
 }
 
-// Print prints rows under the heads of the columns, with two spaces between columns. Without any
-// head there is no line of heads.
+// Print prints rows under the heads of the columns, with two spaces between columns. If no column
+// has a head, it prints no line of heads.
 func Print[R any](w io.Writer, rows []R, columns ...Column[R]) {
 	s := make(sheet, 0, len(columns))
 	heads := 0
@@ -115,7 +114,7 @@ func Print[R any](w io.Writer, rows []R, columns ...Column[R]) {
 	}
 }
 
-// Below prints an empty line and a table, or nothing where there is no row.
+// Below prints an empty line and a table, or nothing if there are no rows.
 func Below[R any](w io.Writer, rows []R, columns ...Column[R]) {
 	if len(rows) > 0 {
 		fmt.Fprintln(w)
@@ -138,7 +137,7 @@ func (c layout) width() int {
 	return c.wide
 }
 
-// sheet is the columns of a table that are shown.
+// sheet is the shown columns of a table.
 type sheet []layout
 
 func (s sheet) write(w io.Writer, cell func(layout) string) {
@@ -154,7 +153,7 @@ func (s sheet) write(w io.Writer, cell func(layout) string) {
 	fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
 }
 
-// width is that of the columns, with the space after each.
+// width returns the width of the columns, with the space after each.
 func (s sheet) width() (sum int) {
 	for _, c := range s {
 		sum += c.width() + 2
@@ -174,9 +173,9 @@ func (s sheet) fit(w io.Writer) sheet {
 	return s
 }
 
-// leave leaves the rest of the line to column i. Spare columns go for it, and so does the column
-// itself if it is spare and the others leave too little; then others are cut too, those with a maximum
-// first.
+// leave gives column i the rest of the line. To make room it drops spare columns, and column i
+// itself if that is spare and would get too little. Then it also cuts other columns, those with a
+// maximum first.
 func (s sheet) leave(i, line int) sheet {
 	rest := s[i]
 	left := func() int { return line - s.width() + rest.width() + 2 }
@@ -254,7 +253,7 @@ func Whom(name, source string, id api.ID) string {
 	return fmt.Sprintf("%s (%s, id %s)", cli.Show(name), cli.Show(source), id)
 }
 
-// If is a cell that has its text only under a condition.
+// If returns the text of a cell only if the condition holds.
 func If(is bool, text string) string {
 	if is {
 		return text

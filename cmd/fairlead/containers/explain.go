@@ -46,7 +46,7 @@ nothing is changed by that.`,
 	})
 }
 
-// View is what views say of a container's policy and, with changes, of what was done for it.
+// View returns the text of views about a container's policy and, with changes, about the changes.
 func View(x api.Explanation, changes bool, now time.Time) string {
 	var out strings.Builder
 	explainContainer(&out, x, false, now)
@@ -58,7 +58,7 @@ func View(x api.Explanation, changes bool, now time.Time) string {
 	return out.String()
 }
 
-// explainContainer prints what a container is, its policy, and its status.
+// explainContainer prints a container's description, policy and status.
 func explainContainer(w io.Writer, x api.Explanation, all bool, now time.Time) {
 	c := x.Container
 	about := []string{cli.Show(c.Source), "id " + c.ID.String()}
@@ -111,7 +111,7 @@ func explainContainer(w io.Writer, x api.Explanation, all bool, now time.Time) {
 	}
 }
 
-// explainDone prints what was done for a container, and on what evidence.
+// explainDone prints what was done for a container, and the evidence for it.
 func explainDone(w io.Writer, x api.Explanation, now time.Time) {
 	c := x.Container
 	if len(x.Evidence) > 0 {
@@ -304,7 +304,7 @@ func value(s string) string {
 	return cmp.Or(cli.Cut(cli.ShowText(s), 40), `""`)
 }
 
-// objects describe the objects of devices and of kernel threads, by kind.
+// objects describes the objects of devices and of kernel threads, by kind.
 var deviceObjects, threadObjects = map[string]string{
 	"offload":          "offload DETAIL of DEVICE",
 	"threaded":         "threaded NAPI of DEVICE",
@@ -325,9 +325,9 @@ var deviceObjects, threadObjects = map[string]string{
 	"nice":     "nice value of kernel thread TID",
 }
 
-// objectText describes the object of a change in words. The journal's name for a device is
-// NETNS/INDEX/DETAIL, and for a thread TID:START:HIERARCHY. Other names stay as they are.
-// named is the device's name, if the agent knows it.
+// objectText describes the object of a change in words. The journal names a device
+// NETNS/INDEX/DETAIL, and a thread TID:START:HIERARCHY. Other names are kept. named is the device's
+// name, if the agent knows it.
 func objectText(c api.Container, kind, object, named string) string {
 	if device, detail, ok := deviceText(c, object, named); ok && deviceObjects[kind] != "" {
 		hook, program, _ := strings.Cut(detail, "/")
@@ -344,8 +344,8 @@ func objectText(c api.Container, kind, object, named string) string {
 	return cli.Show(kind) + " " + cli.Show(object)
 }
 
-// deviceText names the device of an object NETNS/INDEX/DETAIL: one in the container, the
-// other end of such a device, or another of the host.
+// deviceText names the device of an object NETNS/INDEX/DETAIL: a device of the container, the other
+// end of one, or another device of the host.
 func deviceText(c api.Container, object, named string) (device, detail string, ok bool) {
 	parts := append(strings.SplitN(object, "/", 3), "")
 	if len(parts) < 3 {

@@ -71,7 +71,7 @@ A good value is printed as it was understood. The command needs no agent.`,
 	}
 }
 
-// checkValues checks values together, as those of one container.
+// checkValues checks values together, as if one container had them.
 func checkValues(e verb.Env, values []policy.Override) bool {
 	var problems policy.Problems
 	for i, v := range values {
@@ -311,7 +311,7 @@ func assignments(args []string) (api.SetRequest, error) {
 	return in, nil
 }
 
-// wasSet prints the new values of the keys, and the features that are not in force.
+// wasSet prints the new values of the keys, and the features that have not applied them.
 func wasSet(w io.Writer, c api.Container, in api.SetRequest) {
 	keys := slices.AppendSeq(slices.Clone(in.Unset), maps.Keys(in.Set))
 	slices.Sort(keys)

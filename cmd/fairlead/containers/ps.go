@@ -1,6 +1,6 @@
-// Package containers has the verbs about containers and their policy: ps, explain, set, restore, policy
-// and keys. What a feature reports has a package by the feature's name. Main lists its verbs; package
-// views shows what explain says.
+// Package containers contains the verbs about containers and their policy: ps, explain, set,
+// restore, policy and keys. The report of a feature is in the package with the feature's name. Main
+// lists the verbs; package views shows the output of explain.
 package containers
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Verbs are the verbs of this package.
+// Verbs returns the verbs of this package.
 func Verbs() []verb.Verb {
 	return []verb.Verb{psVerb, explainVerb, setVerb, restoreVerb, policyVerb, keysVerb}
 }
@@ -49,8 +49,8 @@ func psVerb(e verb.Env) *cobra.Command {
 	})
 }
 
-// slowedBy says by how much a container is slowed, and by whom and what for the most part: "-" if
-// that is less than half a percent, or not known.
+// slowedBy says how much a container is slowed, and mainly by whom and what: "-" if that is less
+// than half a percent, or unknown.
 func slowedBy(id api.ID, o api.Overview) string {
 	i := slices.IndexFunc(o.Rows, func(r api.OverviewRow) bool { return r.Container == id })
 	if i < 0 || o.Rows[i].Slowed < 0.005 {
@@ -110,7 +110,7 @@ func psTable(w io.Writer, list []api.Container, st api.Status, o api.Overview, w
 	}
 }
 
-// used reports whether policy asks a feature for anything, or something is wrong with it.
+// used reports whether policy asks a feature for anything, or the feature has a problem.
 func used(list []api.Container, feature string) bool {
 	return slices.ContainsFunc(list, func(c api.Container) bool {
 		return asked(c, feature) || slices.ContainsFunc(c.Features, func(f api.FeatureStatus) bool {
@@ -162,18 +162,18 @@ func trouble(c api.Container) (list []string) {
 		case f.State == api.StatePartly:
 			list = append(list, fmt.Sprintf("%s: %s", cli.Show(f.Feature), cli.OneLine(strings.TrimPrefix(f.Error, f.Feature+": "))))
 		case f.State == api.StateDone, f.State == api.StatePending, f.State == api.StateHeld:
-		default: // an agent of another version may have words of its own
+		default: // an agent of another version may use other words
 			list = append(list, fmt.Sprintf("%s: %s: %s", cli.Show(f.Feature), cli.Show(f.State), cli.OneLine(f.Error)))
 		}
 	}
 	return list
 }
 
-// wrapping matches the parts of an error that name the program's step, and the kernel object.
+// wrapping matches the parts of an error that name a step of the program or a kernel object.
 var wrapping = regexp.MustCompile(`^(turn .*|.* of device [0-9]+ in netns [0-9]+)$`)
 
-// cause states in one sentence why a feature does not do what policy asks for. It is the feature's
-// first error, without the program's steps. explain shows all errors.
+// cause says in one sentence why a feature does not do what policy asks for: the feature's first
+// error, without the program's steps. explain shows all errors.
 func cause(f api.FeatureStatus) string {
 	first, rest, more := strings.Cut(strings.TrimRight(f.Error, "\n"), "\n")
 	var parts []string
@@ -212,7 +212,7 @@ func interfacesOf(c api.Container) string {
 	return cmp.Or(strings.Join(names, " "), "-")
 }
 
-// lastGood describes the policy in force while the policy files are not usable.
+// lastGood describes the policy in force while the policy files are invalid.
 func lastGood(st api.PolicyStatus) string {
 	if st.Loaded.IsZero() {
 		return "policy is not usable, and there is no last good one: neither files nor labels are in force"

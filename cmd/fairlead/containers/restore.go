@@ -40,7 +40,7 @@ only changes that have lapsed, which a running agent does by itself.`,
 	expired := cmd.Flags().Bool("expired", false, "undo only changes that have lapsed, while no agent runs")
 	out := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		// The last resort must work even with a broken config file.
+		// The last resort must work even if the config file is broken.
 		if err := verb.Configure(cmd, f.Config, flags); err != nil {
 			fmt.Fprintf(e.Stderr, "%s: %s\ngoing on without the config file\n", cmd.CommandPath(), cli.Lines(err.Error()))
 		}
@@ -59,7 +59,7 @@ only changes that have lapsed, which a running agent does by itself.`,
 }
 
 func restore(ctx context.Context, f *verb.AgentFlags, ref string, expired bool) (api.Restored, error) {
-	// Other users may not look, or with hidepid not see process 1.
+	// Other users may lack access, or with hidepid not see process 1.
 	if err := enter.HostCgroups(f.Cfg.Roots.Proc); err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {
 		return api.Restored{}, err
 	}

@@ -1,5 +1,5 @@
-// Package latency has the verb latency with those below it, which trace packets and take this host's
-// expense off round trips. The agent measures the packets; main lists its verb.
+// Package latency contains the verb latency and the verbs below it, which trace packets and
+// subtract this host's delay from round trips. The agent measures the packets; main lists the verb.
 package latency
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-project/fairlead/view"
 )
 
-// Verbs are the verbs of the feature.
+// Verbs returns the verbs of the feature.
 func Verbs() []verb.Verb { return []verb.Verb{latencyVerb} }
 
 func latencyVerb(e verb.Env) *cobra.Command {
@@ -140,7 +140,7 @@ func (v latencyView) each(c api.LatencyContainer, show func(protocol string, t a
 	}
 }
 
-// notes prints what the rows leave out.
+// notes prints what the rows omit.
 func (v latencyView) notes(w io.Writer) {
 	said := make(map[string]bool)
 	for _, c := range v.Containers {

@@ -100,7 +100,7 @@ with a port that listens, or UDP datagrams to one that answers each of them (ech
 	})
 }
 
-// knock makes the round trips. It measures nothing; the agent measures the packets.
+// knock makes the round trips. The agent measures their packets.
 func knock(ctx context.Context, network, address string, count uint, pause time.Duration) error {
 	d := net.Dialer{Timeout: 5 * time.Second}
 	failed := error(nil)
@@ -124,7 +124,7 @@ func knock(ctx context.Context, network, address string, count uint, pause time.
 	return failed
 }
 
-// unreached explains why a round trip was not made.
+// unreached explains why a round trip failed.
 func unreached(address string, err error) error {
 	var late net.Error
 	var op *net.OpError
@@ -259,7 +259,7 @@ func ending(program *exec.Cmd, status error) error {
 	return fmt.Errorf("%s was ended by a signal", cli.Show(program.Args[0]))
 }
 
-// start starts the program in the container, or with --self in this one.
+// start starts the program in the container, or with --self in the caller's.
 func (r *latencyRun) start(ctx context.Context, c *api.Client, program *exec.Cmd) (ended <-chan error, stop func(), err error) {
 	done := make(chan error, 1)
 	if r.self {
@@ -296,8 +296,8 @@ func (r *latencyRun) start(ctx context.Context, c *api.Client, program *exec.Cmd
 	return done, stop, nil
 }
 
-// isOf returns an error if a place is not in the network namespace and cgroup of a container: the
-// container has ended, and another process has its number.
+// isOf returns an error unless a place is in the network namespace and cgroup of a container. If
+// not, the container has ended, and another process has its PID.
 func isOf(p enter.Place, c api.Container) error {
 	ended := fmt.Errorf("it has ended, and process %d is another one", c.PID)
 	if ns, err := p.NetNS.Stat(); err != nil || ns.Sys().(*syscall.Stat_t).Ino != c.NetNS {
@@ -356,7 +356,7 @@ func (r *latencyRun) why(ctx context.Context, c *api.Client, args []string, reco
 	return fmt.Sprintf("%d packets were seen, and none was answered", unpaired)
 }
 
-// onThisHost describes where on this host an address is; "" if it is elsewhere, or is no address.
+// onThisHost describes where an address is on this host; "" if it is elsewhere or invalid.
 func onThisHost(peer string, list []api.Container) string {
 	addr, err := netip.ParseAddr(peer)
 	if err != nil {

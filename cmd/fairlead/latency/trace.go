@@ -233,8 +233,8 @@ func (p *packets) source(c *api.Client, args []string) (*source, error) {
 	return s, nil
 }
 
-// begin starts the recording. If policy does not have the container measured, begin does, until end
-// is called or this program ends in any way.
+// begin starts the recording. If policy does not measure the container, begin does, until end is
+// called or this program ends in any way.
 func (s *source) begin(ctx context.Context, e verb.Env, c *api.Client, ref string) (first api.LatencyRecords, end func() error, err error) {
 	end = func() error { return nil }
 	first, err = s.next(ctx, 0)
@@ -254,7 +254,7 @@ func (s *source) begin(ctx context.Context, e verb.Env, c *api.Client, ref strin
 // expiry.
 const renewal = 4 * time.Second
 
-// measure has a container measured until end is called.
+// measure measures a container until end is called.
 func measure(ctx context.Context, e verb.Env, c *api.Client, ref string) (end func() error, err error) {
 	x, err := c.Explain(ctx, ref)
 	if err != nil {

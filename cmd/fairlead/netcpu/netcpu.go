@@ -1,5 +1,5 @@
-// Package netcpu has the verb netcpu, and the flags of its feature. It prints what the agent reports
-// and measures nothing itself; main lists its verb.
+// Package netcpu contains the verb netcpu, and the flags of its feature. It prints what the agent
+// reports and measures nothing itself; main lists the verb.
 package netcpu
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// Verbs are the verbs of the feature.
+// Verbs returns the verbs of the feature.
 func Verbs() []verb.Verb { return []verb.Verb{netcpuVerb} }
 
 // Flags adds the agent's flags for the feature.
@@ -30,7 +30,7 @@ func Flags(s *pflag.FlagSet, c *agent.FeatureConfig) {
 	s.Var(devices(&c.XDP), "netcpu-xdp", "a device whose driver drops packets that a container may not have (native XDP), before tc would; most drivers reset their queues when that begins (with the first container that needs it) and ends (with the agent); separate several by commas, or repeat the flag; default: tc everywhere")
 }
 
-// devices is the flag --netcpu-xdp.
+// devices implements the flag --netcpu-xdp.
 func devices(to *map[string]struct{}) verb.Pairs[struct{}] {
 	parse := func(dev, _ string, given bool) (none struct{}, err error) {
 		if given {

@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/view"
 )
 
-// screen is the maximum width of a table where no terminal reports its own.
+// screen is the maximum width of a table if no terminal reports one.
 const screen = 100
 
 // netcpuView is a reading and the options for its display.
@@ -82,7 +82,7 @@ func (v netcpuView) unit() string {
 
 func (v netcpuView) over() string { return columns.Span(v.n.Taken.Sub(v.n.Since)) }
 
-// line is w, with lines of any width for --wide.
+// line returns w, with lines of any width for --wide.
 func (v netcpuView) line(w io.Writer) io.Writer { return cli.Wide(w, v.flags.wide) }
 
 func (v netcpuView) name(a api.NetCPUAccount) string { return v.names[a.Container] }
@@ -91,7 +91,7 @@ func (v netcpuView) tasks(a api.NetCPUAccount) string {
 	return columns.If(a.Tasks != 0, v.amount(a.Tasks))
 }
 
-// packets is the head of a column of rate.
+// packets returns the head of a column of rate.
 func (v netcpuView) packets() string {
 	if v.flags.Total {
 		return "PACKETS"

@@ -1,5 +1,5 @@
-// Package node has the verbs that work on the node itself: agent, which runs the agent, health for its
-// supervisor, and doctor. They ask no agent for what they do; main lists them.
+// Package node contains the verbs that work on the node itself: agent, which runs the agent, health
+// for its supervisor, and doctor. They do their work without asking an agent; main lists them.
 package node
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/enter"
 )
 
-// Verbs are the verbs of this package.
+// Verbs returns the verbs of this package.
 func Verbs() []verb.Verb {
 	return []verb.Verb{agentVerb, healthVerb, doctorVerb}
 }
@@ -130,8 +130,8 @@ func runAgent(ctx context.Context, e verb.Env, f *verb.AgentFlags) error {
 	return a.Run(work)
 }
 
-// newAgent makes the agent, with takeOver once no other one works. It returns nil if ctx has ended
-// before that.
+// newAgent makes the agent, with takeOver once no other agent works. It returns nil if ctx ends
+// first.
 func newAgent(ctx context.Context, f *verb.AgentFlags, h *health) (*agent.Agent, error) {
 	if !f.TakeOver {
 		return agent.New(f.Cfg)
@@ -153,8 +153,8 @@ func newAgent(ctx context.Context, f *verb.AgentFlags, h *health) (*agent.Agent,
 	return next.New()
 }
 
-// beside returns the path of a socket: a bare name is one in the directory of the agent's, so that two
-// agents, which have two of these, do not meet at the other.
+// beside returns the path of a socket. A bare name is in the directory of the agent's socket, so
+// that two agents with different directories have different sockets.
 func beside(socket, name string) string {
 	if name == "" || strings.Contains(name, "/") {
 		return name
@@ -186,14 +186,14 @@ func newLog(e verb.Env, level string) (*slog.Logger, error) {
 	return slog.New(slog.NewTextHandler(e.Stderr, opts)), nil
 }
 
-// The files in the directory of --health-dir. An agent that waits to take over shows its state there
-// too, so the API cannot do this: while it waits, another agent answers at the socket.
+// The files in the directory of --health-dir. An agent that waits to take over also shows its state
+// there. The API cannot show it: until then another agent answers on the socket.
 const (
 	readyFile = "ready" // is there while the agent is ready
 	aliveFile = "alive" // the last sign of life, in ns of CLOCK_MONOTONIC
 )
 
-// mostSilent is how long an agent that works gives no sign of life at most; it is due each second.
+// mostSilent is the longest time between signs of life of a working agent; one is due each second.
 const mostSilent = 10 * time.Second
 
 // health shows the state of an agent to supervisors that do not know sd_notify. Nil shows nothing.
@@ -204,7 +204,7 @@ func openHealth(dir string) (*health, error) {
 		return nil, nil
 	}
 	h := &health{dir}
-	// An earlier agent may have left it.
+	// An earlier agent may have left this file.
 	if err := os.Remove(filepath.Join(dir, readyFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("show health: %w", err)
 	}
@@ -234,7 +234,7 @@ func (h *health) alive(log *slog.Logger) {
 	}
 }
 
-// beat renames, so that a reader finds one sign of life or the next.
+// beat renames a file, so that a reader finds either sign of life complete.
 func (h *health) beat() error {
 	name := filepath.Join(h.dir, aliveFile)
 	err := os.WriteFile(name+".new", strconv.AppendUint(nil, bpf.Clock(), 10), 0o644)
@@ -247,7 +247,7 @@ func (h *health) beat() error {
 	return nil
 }
 
-// waiting shows that an agent is ready to take over, until the function that it returns is called.
+// waiting shows that an agent is ready to take over, until the returned function is called.
 func (h *health) waiting(log *slog.Logger) (waited func()) {
 	if h == nil {
 		return func() {}
@@ -307,7 +307,7 @@ which verbs are run has nothing else to do.`,
 	return cmd
 }
 
-// lives returns an error unless the agent has given a sign of life lately.
+// lives returns an error unless the agent has recently given a sign of life.
 func lives(dir string) error {
 	text, err := os.ReadFile(filepath.Join(dir, aliveFile))
 	if err != nil {

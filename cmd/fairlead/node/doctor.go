@@ -54,7 +54,7 @@ each BPF program, whose time is part of the packets' and tasks' that it runs for
 		if *window > 0 {
 			return showCost(cmd.Context(), e, f.Cfg, *window, out)
 		}
-		// Other users may not look, or with hidepid not see process 1.
+		// Other users may lack access, or with hidepid not see process 1.
 		if err := enter.HostCgroups(f.Cfg.Roots.Proc); err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -67,7 +67,7 @@ each BPF program, whose time is part of the packets' and tasks' that it runs for
 	return cmd
 }
 
-// unmatched asks the agent, if one runs, for the policies that match nothing.
+// unmatched asks a running agent for the policies that match nothing.
 func unmatched(ctx context.Context, socket string) api.Report {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -80,7 +80,7 @@ func unmatched(ctx context.Context, socket string) api.Report {
 	return agent.Unmatched(st.Policy)
 }
 
-// useless returns an error if nothing works here, or if the caller's privileges do not show it.
+// useless returns an error if nothing works here, or if the caller lacks the privileges to tell.
 func useless(r api.Report) error {
 	works := false
 	for _, x := range r {
@@ -136,7 +136,7 @@ func doctor(w io.Writer, r api.Report) {
 	}
 }
 
-// cost is what an agent took in a window.
+// cost is the CPU time and memory of an agent in a window.
 type cost struct {
 	PID      int        `json:"pid"`
 	Seconds  float64    `json:"seconds"`

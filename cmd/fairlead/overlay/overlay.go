@@ -1,5 +1,5 @@
-// Package overlay has the verb overlay with those below it. It prints what the agent reports, and
-// touches no network itself; main lists its verb.
+// Package overlay contains the verb overlay and the verbs below it. It prints what the agent
+// reports, and does not touch a network itself; main lists the verb.
 package overlay
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead-project/fairlead/view"
 )
 
-// Verbs are the verbs of the feature.
+// Verbs returns the verbs of the feature.
 func Verbs() []verb.Verb { return []verb.Verb{overlayVerb} }
 
 // overlayPolicy is the file of one line that turns overlay on for all containers.

@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead-project/fairlead/test/kubernetes"
 )
 
-// dir is where the cluster is. Tests have others.
+// dir is the directory of the cluster. Tests use others.
 const dir = "/tmp/flkubernetes"
 
 func main() {

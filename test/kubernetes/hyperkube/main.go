@@ -1,6 +1,6 @@
-// Command hyperkube is every program of Kubernetes that a test's cluster needs, and kube-router, in
-// the versions that go.mod names: the one that it is called by, or that its first argument names. It
-// is a module of its own, so that nothing else here depends on Kubernetes.
+// Command hyperkube contains every program of Kubernetes that a test's cluster needs, and
+// kube-router, in the versions of go.mod. Its name or its first argument selects one. It is a
+// separate module, so that nothing else here depends on Kubernetes.
 package main
 
 import (
@@ -45,7 +45,7 @@ func main() {
 	}
 }
 
-// command returns the program of a name, or nil.
+// command returns the program with a name, or nil.
 func command(name string) *cobra.Command {
 	switch name {
 	case "kube-apiserver":

@@ -3,8 +3,8 @@
 //	render kustomize DIR
 //	render helm CHART NAMESPACE <VALUES
 //
-// It is for tests: kubectl apply -k and helm install do the same with the modules that it is made of.
-// These are large, so it is a module of its own.
+// Tests use it in place of kubectl apply -k and helm install, which are made of the same modules.
+// These are large, so it is a separate module.
 package main
 
 import (
