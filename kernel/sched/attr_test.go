@@ -5,6 +5,11 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,6 +36,44 @@ func turned(t *testing.T, knob journal.Knob, to string, bad ...string) {
 	testkit.Gives(t, knob.Ref().Kind, before)(knob.Read())
 	for _, value := range bad {
 		testkit.Fails(t, fmt.Sprintf("%s: %q", knob.Ref().Kind, value), knob.Write(value))
+	}
+}
+
+// TestRenice has a process set its nice value: alone, or with the session that it leads.
+func TestRenice(t *testing.T) {
+	const variable = "FAIRLEAD_TEST_RENICE"
+	session := func() string {
+		group, err := os.ReadFile("/proc/self/autogroup") // "/autogroup-7 nice 0"
+		if errors.Is(err, fs.ErrNotExist) {
+			return "no groups"
+		}
+		must(t, err)
+		_, nice, _ := strings.Cut(string(group), " ")
+		return strings.TrimSpace(nice)
+	}
+	if want := os.Getenv(variable); want != "" {
+		must(t, Renice(3))
+		tasks, err := os.ReadDir("/proc/self/task")
+		must(t, err)
+		for _, task := range tasks {
+			tid, _ := strconv.Atoi(task.Name())
+			if n, err := unix.Getpriority(unix.PRIO_PROCESS, tid); err == nil && 20-n != 3 { // else it has ended
+				t.Errorf("thread %d has the nice value %d", tid, 20-n)
+			}
+		}
+		testkit.Same(t, "session", want, session())
+		return
+	}
+	for _, leads := range []bool{false, true} {
+		want := session()
+		if leads && want != "no groups" {
+			want = "nice 3"
+		}
+		cmd := exec.Command("/proc/self/exe", "-test.run=^TestRenice$")
+		cmd.Env = append(os.Environ(), variable+"="+want)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: leads}
+		out, err := cmd.CombinedOutput()
+		testkit.Is(t, string(out), err, nil)
 	}
 }
 

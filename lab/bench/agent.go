@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
@@ -60,6 +61,9 @@ func runAgent(args []string) error {
 	uplink := fs.Uint64("uplink", 0, "rate of the rig's NIC in bit/s; 0: nothing is shaped")
 	sandboxes := fs.String("sandbox-dir", "", "directory of the sandboxes' state")
 	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	if err := sched.Renice(agent.Nice); err != nil {
 		return err
 	}
 	cfg.Socket, cfg.StateDir, cfg.PolicyDir = filepath.Join(*dir, agentSocket), filepath.Join(*dir, "state"), filepath.Join(*dir, policyDir)
@@ -187,8 +191,8 @@ func (g *guard) start(ctx context.Context) error {
 		"--docker-host", g.rig.DockerHost, "--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp))
 	cmd.Args[0] = "fairlead"
 	cmd.Stderr = log
-	// The agent undoes its changes even if this program is killed.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	// The agent undoes its changes even if this program is killed. It leads a session, as it does below systemd.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setsid: true}
 	if g.process, err = g.rig.Node.Start(cmd); err != nil {
 		return err
 	}

@@ -287,8 +287,8 @@ func trafficServiceBars() (bars []report.Bar) {
 		within("service nginx ceil", FirstSecond, 0.9*ofTCP, 1.02, 0.5, 1.2, "A ceil does not hold from the first packet on"))
 }
 
-// LatencyBars are the bars for the figures of Latency.
-func LatencyBars() []report.Bar {
+// latencyBars are the bars for the figures of Latency.
+func latencyBars() []report.Bar {
 	const us = 1e-6
 	var all []report.Bar
 	covered := func(in string, low float64) report.Bar {
@@ -322,8 +322,8 @@ func LatencyBars() []report.Bar {
 
 const blockioTakes = "The neighbours take nothing with nothing done, so that the case does not show what a reservation does"
 
-// BlockIOBars are the bars for the figures of BlockIO.
-func BlockIOBars() (bars []report.Bar) {
+// blockioBars are the bars for the figures of BlockIO.
+func blockioBars() (bars []report.Bar) {
 	for _, c := range blockioCatalogue() {
 		switch {
 		case c.rig.own > 0:
@@ -403,8 +403,8 @@ func keptBars(c, metric string, low, far, back float64) []report.Bar {
 	}
 }
 
-// OverlayBars are the bars for the figures of Overlay.
-func OverlayBars() (bars []report.Bar) {
+// overlayBars are the bars for the figures of Overlay.
+func overlayBars() (bars []report.Bar) {
 	for _, su := range overlayCatalogue() {
 		for _, c := range su.cases {
 			bars = append(bars, c.bars(su.caseName(c), su.path)...)

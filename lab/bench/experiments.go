@@ -41,11 +41,11 @@ func Experiments() []Experiment {
 		experimentOf("traffic", "Measure how containers share an uplink: with fairlead, tc by hand, and nothing",
 			usual{rounds: 3, settle: 500 * ms, take: 2 * time.Second}, usual{rounds: 1, settle: 300 * ms, take: 500 * ms}, trafficPlans, trafficBars),
 		experimentOf("latency", "How far round trips from a container are off, raw and corrected, and what measuring costs",
-			usual{rounds: 5, settle: 300 * ms, take: 2 * time.Second}, usual{rounds: 2, settle: 150 * ms, take: 500 * ms}, latencyPlans, LatencyBars),
+			usual{rounds: 5, settle: 300 * ms, take: 2 * time.Second}, usual{rounds: 2, settle: 150 * ms, take: 500 * ms}, latencyPlans, latencyBars),
 		experimentOf("blockio", "How a load at a disk fares beside neighbours that compute, with nothing done and with a reservation",
-			usual{rounds: 5, take: 2 * time.Second}, usual{rounds: 2, take: time.Second}, blockioPlans, BlockIOBars),
+			usual{rounds: 5, take: 2 * time.Second}, usual{rounds: 2, take: time.Second}, blockioPlans, blockioBars),
 		experimentOf("overlay", "Measure containers of two hosts that talk over an overlay network",
-			usual{rounds: 3, settle: 300 * ms, take: 1500 * ms}, usual{rounds: 2, settle: 200 * ms, take: time.Second}, overlayPlans, OverlayBars),
+			usual{rounds: 3, settle: 300 * ms, take: 1500 * ms}, usual{rounds: 2, settle: 200 * ms, take: time.Second}, overlayPlans, overlayBars),
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/enter"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // Verbs returns the verbs of this package.
@@ -67,6 +68,9 @@ func runAgent(ctx context.Context, e verb.Env, f *verb.AgentFlags) error {
 	}
 	if err := enter.HostCgroups(f.Cfg.Roots.Proc); err != nil {
 		log.Warn("cgroups of containers may not be seen", "err", err)
+	}
+	if err := sched.Renice(agent.Nice); err != nil {
+		log.Warn("a flood of packets may delay the agent", "err", err)
 	}
 	f.Cfg.Log = log
 	f.Cfg.SelfSocket = beside(f.Cfg.Socket, f.Cfg.SelfSocket)
