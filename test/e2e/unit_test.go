@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
@@ -235,7 +234,7 @@ func TestUnit(t *testing.T) {
 	m.systemctl("start", "fairlead")
 	m.is("ActiveState=active", "SubState=running", "Result=success")
 	group := m.run("sh", "-c", "cat /proc/$(systemctl show -P MainPID fairlead)/autogroup").out
-	testkit.Same(t, "it goes before others: "+group, true, strings.HasSuffix(strings.TrimSpace(group), fmt.Sprintf("nice %d", agent.Nice)))
+	testkit.Same(t, "it goes before others: "+group, true, strings.HasSuffix(strings.TrimSpace(group), "nice -20"))
 	m.sandbox()
 	m.shaped()
 	alive := func() string { return m.run("systemctl", "show", "-P", "WatchdogTimestampMonotonic", "fairlead").out }
