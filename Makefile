@@ -25,11 +25,11 @@ RELEASED = -trimpath -buildvcs=false -tags '$(TAGS)' -ldflags '$(LDFLAGS)'
 
 # Packages whose tests look for what they leave (testkit.Main) change the host, so they
 # run one after another, and meanwhile the next one is built. Others that import testkit
-# run beside them. New packages fall into place.
+# run beside them. New packages fall into place. The list is made once, and only by targets that use it.
 HAS_TESTS = {{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}
-TESTED = $(shell go list -e -f '$(HAS_TESTS)' ./... | grep -v '/test/vm ' | while read -r package dir; do \
+TESTED = $(eval TESTED := $(shell go list -e -f '$(HAS_TESTS)' ./... | grep -v '/test/vm ' | while read -r package dir; do \
 	if grep -qsE '^[^"]*\<(Main|Run)\((c\.)?m\)' $$dir/*_test.go; then echo host:$$package; \
-	elif grep -qs internal/testkit $$dir/*_test.go; then echo kit:$$package; else echo pure:$$package; fi; done)
+	elif grep -qs internal/testkit $$dir/*_test.go; then echo kit:$$package; else echo pure:$$package; fi; done))$(TESTED)
 PURE_TESTS = $(patsubst pure:%,%,$(filter pure:%,$(TESTED)))
 KIT_TESTS = $(patsubst kit:%,%,$(filter-out $(RACED),$(filter kit:%,$(TESTED))))
 HOST_TESTS = $(patsubst host:%,%,$(filter-out $(RACED),$(filter host:%,$(TESTED))))
