@@ -16,12 +16,14 @@ CYCLONEDX_VERSION = v1.10.0
 CYCLONEDX = build/cyclonedx-$(CYCLONEDX_VERSION)/cyclonedx-gomod
 
 export CGO_ENABLED = 0
-# grpc's traces in golang.org/x/net link templates, with which nothing unused can be left out.
+# grpc's traces in golang.org/x/net link templates, with which nothing unused can be left out. Tests and
+# linters have the same tag, so that each package is compiled once.
 TAGS = grpcnotrace
+export GOFLAGS := $(shell go env GOFLAGS 2>/dev/null) -tags=$(TAGS)
 LDFLAGS = -s -w -X main.version=$(VERSION)
 # Of what is released. Go would stamp whether the clone holds files of nobody's commit: VERSION names
 # the commit.
-RELEASED = -trimpath -buildvcs=false -tags '$(TAGS)' -ldflags '$(LDFLAGS)'
+RELEASED = -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 
 # Packages whose tests look for what they leave (testkit.Main) change the host, so they
 # run one after another, and meanwhile the next one is built. Others that import testkit
@@ -52,7 +54,7 @@ version: ## print the version of a build, as packages need it
 	@echo $(VERSION)
 
 build: ## build the binaries ./fairlead and ./fairlead-lab
-	go build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o . ./cmd/fairlead ./cmd/fairlead-lab
+	go build -ldflags '$(LDFLAGS)' -o . ./cmd/fairlead ./cmd/fairlead-lab
 
 install: build install-files ## install fairlead, its systemd units, man pages and the documentation, and not fairlead-lab, which hosts do not need
 
@@ -138,7 +140,7 @@ release: $(CYCLONEDX) ## packages and the image for all architectures, the chart
 
 demo: ## half a minute of before and after, on this machine, as root
 	@test/setup demo
-	go build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o . ./cmd/fairlead-lab
+	go build -ldflags '$(LDFLAGS)' -o . ./cmd/fairlead-lab
 	./fairlead-lab demo
 
 # Two runs side by side would take each other's cgroups for their own.
