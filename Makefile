@@ -209,6 +209,9 @@ vm: ## other kernels only; TIER=ci for more, VM_KERNELS="6.1 6.12" and VM_PACKAG
 	@test/setup vm
 	FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) go test -count=1 -v -timeout 75m ./test/vm
 
+# The linters keep most of what they make: collected more rarely, it costs them a fifth less CPU, for half
+# a gigabyte.
+lint: export GOGC = 400
 lint: $(STATICCHECK) $(NILAWAY) ## gofmt, vet, staticcheck, nilaway and the house rules
 	@test/setup lint
 	@failed=; \
