@@ -123,21 +123,19 @@ func parseSet(list string) (set CPUs, err error) {
 	return set, err
 }
 
-// BeNice is Renice in a session of its own, if the process can start one. 0 changes nothing.
+// BeNice sets the nice value of all threads of this process; later threads and processes inherit it. 0
+// changes nothing. If the scheduler groups the tasks of each session (autogroup, see sched(7)), nice
+// counts only within a session. So a process that leads a session sets the value of the session, too, and
+// one that gives way starts a session if it can. One that goes before others may need its terminal.
 func BeNice(n int) error {
 	if n == 0 {
 		return nil
 	}
-	if _, err := unix.Setsid(); err != nil && err != unix.EPERM { // EPERM: it leads a process group
-		return fmt.Errorf("begin a session: %w", err)
+	if n > 0 {
+		if _, err := unix.Setsid(); err != nil && err != unix.EPERM { // EPERM: it leads a process group
+			return fmt.Errorf("begin a session: %w", err)
+		}
 	}
-	return Renice(n)
-}
-
-// Renice sets the nice value of all threads of this process; later threads and processes inherit it.
-// If the scheduler groups the tasks of each session (autogroup, see sched(7)), nice counts only
-// within a session. So a process that leads a session sets the value of the session, too.
-func Renice(n int) error {
 	session, err := unix.Getsid(0)
 	if err == nil && session == os.Getpid() {
 		err = os.WriteFile("/proc/self/autogroup", []byte(strconv.Itoa(n)), 0)

@@ -7,7 +7,6 @@ import (
 	"math"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -39,37 +38,23 @@ func turned(t *testing.T, knob journal.Knob, to string, bad ...string) {
 	}
 }
 
-// TestRenice has a process set its nice value: alone, or with the session that it leads.
-func TestRenice(t *testing.T) {
-	const variable = "FAIRLEAD_TEST_RENICE"
-	session := func() string {
-		group, err := os.ReadFile("/proc/self/autogroup") // "/autogroup-7 nice 0"
-		if errors.Is(err, fs.ErrNotExist) {
-			return "no groups"
-		}
-		must(t, err)
-		_, nice, _ := strings.Cut(string(group), " ")
-		return strings.TrimSpace(nice)
-	}
+// TestBeNice has a process go before others: alone, or with the session that it leads.
+func TestBeNice(t *testing.T) {
+	testkit.NeedRoot(t)
+	const variable = "FAIRLEAD_TEST_NICE"
+	session, err := os.ReadFile("/proc/self/autogroup") // "/autogroup-7 nice 0"
+	grouped := err == nil
 	if want := os.Getenv(variable); want != "" {
-		must(t, Renice(3))
-		tasks, err := os.ReadDir("/proc/self/task")
-		must(t, err)
-		for _, task := range tasks {
-			tid, _ := strconv.Atoi(task.Name())
-			if n, err := unix.Getpriority(unix.PRIO_PROCESS, tid); err == nil && 20-n != 3 { // else it has ended
-				t.Errorf("thread %d has the nice value %d", tid, 20-n)
-			}
+		must(t, BeNice(-3))
+		now, _ := os.ReadFile("/proc/self/autogroup")
+		n, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+		if 20-n != -3 || err != nil || grouped && !strings.HasSuffix("no groups"+string(now), want) {
+			t.Errorf("nice value %d (%v), %q, want %q", 20-n, err, now, want)
 		}
-		testkit.Same(t, "session", want, session())
 		return
 	}
-	for _, leads := range []bool{false, true} {
-		want := session()
-		if leads && want != "no groups" {
-			want = "nice 3"
-		}
-		cmd := exec.Command("/proc/self/exe", "-test.run=^TestRenice$")
+	for want, leads := range map[string]bool{"no groups" + string(session): false, " nice -3\n": true} {
+		cmd := exec.Command("/proc/self/exe", "-test.run=^TestBeNice$")
 		cmd.Env = append(os.Environ(), variable+"="+want)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: leads}
 		out, err := cmd.CombinedOutput()

@@ -63,7 +63,7 @@ func runAgent(args []string) error {
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	if err := sched.Renice(agent.Nice); err != nil {
+	if err := sched.BeNice(agent.Nice); err != nil {
 		return err
 	}
 	cfg.Socket, cfg.StateDir, cfg.PolicyDir = filepath.Join(*dir, agentSocket), filepath.Join(*dir, "state"), filepath.Join(*dir, policyDir)

@@ -69,7 +69,7 @@ func runAgent(ctx context.Context, e verb.Env, f *verb.AgentFlags) error {
 	if err := enter.HostCgroups(f.Cfg.Roots.Proc); err != nil {
 		log.Warn("cgroups of containers may not be seen", "err", err)
 	}
-	if err := sched.Renice(agent.Nice); err != nil {
+	if err := sched.BeNice(agent.Nice); err != nil {
 		log.Warn("a flood of packets may delay the agent", "err", err)
 	}
 	f.Cfg.Log = log
