@@ -22,9 +22,7 @@ func rewriteRig(t *testing.T, c clock) (w *rewritten, j *journal.Journal, dir st
 	root := t.TempDir()
 	dir = filepath.Join(root, "c1")
 	testkit.Must(t, os.Mkdir(dir, 0o755))
-	j, err := journal.Open(t.TempDir(), "")
-	testkit.Must(t, err)
-	t.Cleanup(func() { j.Close() })
+	j = testkit.Opened(journal.Open(t.TempDir(), ""))(t)
 	told = make(chan string, 100)
 	w = newRewritten(j, func() journal.Opener {
 		return func(ref journal.Ref) (journal.Knob, error) { return cgroup.Open(root, ref) }

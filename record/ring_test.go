@@ -31,9 +31,7 @@ func (c *clock) config(dir string) Config {
 
 func newWriter(t testing.TB, cfg Config) *Writer {
 	t.Helper()
-	w, err := New(cfg)
-	must(t, err)
-	t.Cleanup(func() { w.Close() })
+	w := testkit.Opened(New(cfg))(t)
 	return w
 }
 

@@ -97,9 +97,7 @@ func TestFollow(t *testing.T) {
 // rawStream opens a stream by hand.
 func rawStream(t *testing.T, socket, header string) (net.Conn, *bufio.Reader) {
 	t.Helper()
-	c, err := net.Dial("unix", socket)
-	testkit.Must(t, err)
-	t.Cleanup(func() { c.Close() })
+	c := testkit.Opened(net.Dial("unix", socket))(t)
 	fmt.Fprintf(c, "GET /v1/blockio/events HTTP/1.1\r\nHost: x\r\n%s\r\n", header)
 	return c, bufio.NewReader(c)
 }

@@ -190,9 +190,7 @@ func (h *host) chargedDrops(count func(drop.Counters) uint64) {
 // verdict returns another owner's program, which lets everything pass.
 func verdict(t *testing.T) *ebpf.Program {
 	t.Helper()
-	p, err := testkit.Verdict(ebpf.XDP, "cil_xdp", 2)
-	must(t, err)
-	t.Cleanup(func() { p.Close() })
+	p := testkit.Opened(testkit.Verdict(ebpf.XDP, "cil_xdp", 2))(t)
 	return p
 }
 

@@ -41,9 +41,14 @@ func SendDatagrams(c net.Conn, n, size int) error {
 // the data of each to the writer that to returns for it.
 func Serve(t testing.TB, addr string, to func(net.Conn) io.Writer) error {
 	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		return err
+	if err == nil {
+		Accept(t, l, func(c net.Conn) { io.Copy(to(c), c) })
 	}
+	return err
+}
+
+// Accept accepts connections until t ends, and closes each after serve.
+func Accept(t testing.TB, l net.Listener, serve func(net.Conn)) {
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -53,9 +58,8 @@ func Serve(t testing.TB, addr string, to func(net.Conn) io.Writer) error {
 			}
 			go func() {
 				defer c.Close()
-				io.Copy(to(c), c)
+				serve(c)
 			}()
 		}
 	}()
-	return nil
 }

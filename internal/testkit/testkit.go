@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -118,6 +119,17 @@ func Says(t testing.TB, what string, err error, text string) {
 		Is(t, what, err, nil)
 	} else {
 		Fails(t, what, err, text)
+	}
+}
+
+// Opened takes what a call has opened, and returns a function that fails t if the call did, and closes
+// it when t ends: Opened(os.Open(name))(t).
+func Opened[T io.Closer](opened T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		Must(t, err)
+		t.Cleanup(func() { opened.Close() })
+		return opened
 	}
 }
 

@@ -229,9 +229,7 @@ func invalid(t *testing.T, kit *testkit.NS) int {
 // A namespace without a stateful rule tracks nothing; the sysctl is its own.
 func TestLiberal(t *testing.T) {
 	kit := testkit.NetNS(t)
-	ns, err := netdev.Open(kit.Path)
-	must(t, err)
-	t.Cleanup(func() { ns.Close() })
+	ns := testkit.Opened(netdev.Open(kit.Path))(t)
 	if liberal, err := conntrack.Liberal(ns); err != nil || liberal {
 		t.Fatal(liberal, err)
 	}

@@ -91,9 +91,7 @@ func (k memKnob) Write(v string) error {
 
 func open(t *testing.T, dir string) *Journal {
 	t.Helper()
-	j, err := openBoot(dir, "", boot)
-	must(t, err)
-	t.Cleanup(func() { j.Close() })
+	j := testkit.Opened(openBoot(dir, "", boot))(t)
 	return j
 }
 

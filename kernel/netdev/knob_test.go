@@ -59,9 +59,7 @@ func change(t *testing.T, ns *netdev.NS, index int, do func(netlink.Link) error)
 
 func openNS(t *testing.T, path string) *netdev.NS {
 	t.Helper()
-	ns, err := netdev.Open(path)
-	must(t, err)
-	t.Cleanup(func() { ns.Close() })
+	ns := testkit.Opened(netdev.Open(path))(t)
 	return ns
 }
 

@@ -28,9 +28,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func open(t *testing.T, path string) *NS {
 	t.Helper()
-	ns, err := Open(path)
-	must(t, err)
-	t.Cleanup(func() { ns.Close() })
+	ns := testkit.Opened(Open(path))(t)
 	return ns
 }
 

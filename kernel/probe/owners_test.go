@@ -42,9 +42,7 @@ func TestHooks(t *testing.T) {
 	program := func(typ ebpf.ProgramType, name string) *ebpf.Program {
 		spec := classifier(typ)
 		spec.Name = name
-		p, err := ebpf.NewProgram(spec)
-		must(t, err)
-		t.Cleanup(func() { p.Close() })
+		p := testkit.Opened(ebpf.NewProgram(spec))(t)
 		return p
 	}
 	attach := func(name string, p *ebpf.Program) {

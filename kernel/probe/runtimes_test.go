@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // listen opens a socket and hands each connection to serve.
@@ -17,19 +19,7 @@ func listen(t *testing.T, serve func(net.Conn)) string {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)
 	must(t, err)
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				serve(c)
-			}()
-		}
-	}()
+	testkit.Accept(t, l, serve)
 	return path
 }
 

@@ -31,9 +31,7 @@ const (
 // program loads a program with the same verdict for all packets.
 func program(t *testing.T, verdict int32) *ebpf.Program {
 	t.Helper()
-	p, err := testkit.Verdict(ebpf.SchedCLS, "fl_test", verdict)
-	must(t, err)
-	t.Cleanup(func() { p.Close() })
+	p := testkit.Opened(testkit.Verdict(ebpf.SchedCLS, "fl_test", verdict))(t)
 	return p
 }
 

@@ -24,9 +24,7 @@ func napi(t *testing.T) (thread Named, remove func()) {
 	h := ns.Handle(t)
 	link, err := h.LinkByName("fltb")
 	must(t, err)
-	dev, err := netdev.Open(ns.Path)
-	must(t, err)
-	t.Cleanup(func() { dev.Close() })
+	dev := testkit.Opened(netdev.Open(ns.Path))(t)
 	must(t, dev.Offload(link.Attrs().Index, netdev.GRO).Write(netdev.GRO.On()))
 	threads := func() []Named {
 		list, err := Threads("/proc", "napi/fltb-")

@@ -160,9 +160,7 @@ func says[K, V comparable](t *testing.T, when string, m *ebpf.Map, key K, want V
 // so does the slot until the last one goes.
 func TestTell(t *testing.T) {
 	testkit.NeedRoot(t)
-	i, err := Open("/proc")
-	must(t, err)
-	t.Cleanup(func() { i.Close() })
+	i := testkit.Opened(Open("/proc"))(t)
 	const netns, index = 4026531000, 2
 	pod := Tenant{NetNS: netns}
 	tell := func(by string, m Member) Slot {
@@ -213,12 +211,8 @@ func TestTell(t *testing.T) {
 // Containers of a pod have one slot, and a feature can still distinguish their cgroups.
 func TestCgroups(t *testing.T) {
 	testkit.NeedRoot(t)
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 8, ValueSize: 4, MaxEntries: 3})
-	must(t, err)
-	t.Cleanup(func() { m.Close() })
-	i, err := Open("/proc")
-	must(t, err)
-	t.Cleanup(func() { i.Close() })
+	m := testkit.Opened(ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 8, ValueSize: 4, MaxEntries: 3}))(t)
+	i := testkit.Opened(Open("/proc"))(t)
 	c := i.Cgroups(m, "accounts of cgroups")
 	want := func(when string, want ...uint32) {
 		t.Helper()
@@ -250,9 +244,7 @@ func TestCgroups(t *testing.T) {
 // A container that moves to another network gets the slot of the tenant there.
 func TestTellAnotherTenant(t *testing.T) {
 	testkit.NeedRoot(t)
-	i, err := Open("/proc")
-	must(t, err)
-	t.Cleanup(func() { i.Close() })
+	i := testkit.Opened(Open("/proc"))(t)
 	first, err := i.Tell("a", Member{ID: 1, Tenant: Tenant{NetNS: 10}})
 	must(t, err)
 	second, err := i.Tell("a", Member{ID: 1, Tenant: Tenant{NetNS: 20}})
@@ -267,9 +259,7 @@ func TestTellAnotherTenant(t *testing.T) {
 // A namespace that a container has left does not become the host's while the container exists.
 func TestHome(t *testing.T) {
 	testkit.NeedRoot(t)
-	i, err := Open("/proc")
-	must(t, err)
-	t.Cleanup(func() { i.Close() })
+	i := testkit.Opened(Open("/proc"))(t)
 	for _, c := range []container.Container{{ID: 1, NetNS: 40}, {ID: 1, NetNS: 41}, {ID: 2, NetNS: 41}, {ID: 3, NetNS: 10, HostNetwork: true}} {
 		_, err := i.Tell("a", Member{ID: c.ID, Tenant: c.TenantKey()})
 		must(t, err)

@@ -65,9 +65,7 @@ func config(t testing.TB) Config {
 
 func newIdentity(t testing.TB) *identity.Identity {
 	t.Helper()
-	who, err := identity.Open("/proc")
-	must(t, err)
-	t.Cleanup(func() { who.Close() })
+	who := testkit.Opened(identity.Open("/proc"))(t)
 	return who
 }
 
@@ -248,7 +246,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 	version := "Linux version 6.12.1-rt (x) (gcc) #1 SMP PREEMPT_RT Debian 6.12.1"
 	must(t, os.WriteFile(filepath.Join(dir, "version"), []byte(version), 0o644))
-	if _, err := Open(Config{Proc: dir}); !errors.Is(err, ErrRealtime) {
-		t.Errorf("Open on PREEMPT_RT: %v, want ErrRealtime", err)
+	if _, err := Open(Config{Proc: dir}); !errors.Is(err, errRealtime) {
+		t.Errorf("Open on PREEMPT_RT: %v, want errRealtime", err)
 	}
 }

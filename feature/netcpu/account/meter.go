@@ -27,7 +27,7 @@ import (
 
 // Errors of Open and Watch.
 var (
-	ErrRealtime = errors.New("softirqs of a PREEMPT_RT kernel can be preempted, and their time not told apart")
+	errRealtime = errors.New("softirqs of a PREEMPT_RT kernel can be preempted, and their time not told apart")
 	ErrIdentity = errors.New("packets have no identity here, for the reason that the agent has logged")
 	ErrSlots    = errors.New("as many containers are accounted for as there is room for")
 )
@@ -115,7 +115,7 @@ const (
 )
 
 // Open loads and attaches the programs. Until Watch they charge all packets to System. The error names
-// the feature that the kernel lacks. It matches ErrRealtime on a PREEMPT_RT kernel, and ErrIdentity
+// the feature that the kernel lacks. It matches errRealtime on a PREEMPT_RT kernel, and ErrIdentity
 // without an Identity.
 func Open(cfg Config) (_ *Meter, err error) {
 	if cfg.Proc == "" {
@@ -137,7 +137,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 		return nil, err
 	}
 	if strings.Contains(string(version), "PREEMPT_RT") {
-		return nil, ErrRealtime
+		return nil, errRealtime
 	}
 	if cfg.Identity == nil {
 		return nil, ErrIdentity

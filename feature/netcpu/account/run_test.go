@@ -156,9 +156,7 @@ func TestCallsUnseen(t *testing.T) {
 // On a virtual machine that has moved, an interrupt takes another time.
 func TestRecalibrate(t *testing.T) {
 	testkit.NeedRoot(t)
-	m, err := Open(Config{Identity: newIdentity(t)})
-	must(t, err)
-	t.Cleanup(func() { m.Close() })
+	m := testkit.Opened(Open(Config{Identity: newIdentity(t)}))(t)
 	var measured, again uint64
 	must(t, m.vars.Around.Get(&measured))
 	for _, tt := range []struct {
@@ -167,7 +165,7 @@ func TestRecalibrate(t *testing.T) {
 	}{{aroundEvery / 2, false}, {2 * aroundEvery, true}} {
 		m.calibrated = time.Now().Add(-tt.ago)
 		must(t, m.vars.Around.Set(uint64(1)))
-		_, err = m.Read()
+		_, err := m.Read()
 		must(t, err)
 		m.calibrating.Wait()
 		must(t, m.vars.Around.Get(&again))

@@ -46,9 +46,7 @@ func newChargeRig(t *testing.T, v2 bool, files ...string) *chargeRig {
 	if v2 {
 		layout.CPU = layout.V2
 	}
-	j, err := journal.Open(t.TempDir(), "")
-	must(t, err)
-	t.Cleanup(func() { j.Close() })
+	j := testkit.Opened(journal.Open(t.TempDir(), ""))(t)
 	r := &chargeRig{t: t, dir: filepath.Join(layout.CPU, "web"), now: time.Now(), costs: make(map[container.ID]cost)}
 	r.Charger = idle(Config{
 		Feature: "netcpu", Roots: kernel.Roots{Cgroup: root}, Layout: layout, Journal: j, Failed: func(error) {},

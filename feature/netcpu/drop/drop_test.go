@@ -82,9 +82,7 @@ func load(t testing.TB) *Dropper {
 	t.Helper()
 	testkit.NeedRoot(t)
 	j := testkit.Journal(t, journal.Open)
-	who, err := identity.Open("/proc")
-	must(t, err)
-	t.Cleanup(func() { who.Close() })
+	who := testkit.Opened(identity.Open("/proc"))(t)
 	find := netdev.NewFinder("/proc", time.Now)
 	e, err := Load(Config{Feature: "netcpu", Identity: who, Ends: hook.Open("/proc", j), Find: find, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -292,9 +290,7 @@ func TestEarlyDropForgetsAddress(t *testing.T) {
 
 func openNS(t *testing.T, path string) *netdev.NS {
 	t.Helper()
-	ns, err := netdev.Open(path)
-	must(t, err)
-	t.Cleanup(func() { ns.Close() })
+	ns := testkit.Opened(netdev.Open(path))(t)
 	return ns
 }
 

@@ -67,9 +67,7 @@ func newNode(t *testing.T) *node {
 
 	n.ends = hook.Open("/proc", testkit.Journal(t, journal.Open))
 	must(t, n.ends.Err())
-	own, err := netdev.Open(n.Bind(t))
-	must(t, err)
-	t.Cleanup(func() { own.Close() })
+	own := testkit.Opened(netdev.Open(n.Bind(t)))(t)
 	n.reader = network.Reader{Own: own, Path: n.Path, Find: netdev.NewFinder("/proc", time.Now), Look: n.ends.Look, Home: func(uint64) bool { return false }}
 	n.list = []container.End{n.end(n.pod, n.NS, "flpod", "flcni0"), n.end(n.box, n.overlay, "flbox", "flbr0")}
 	return n

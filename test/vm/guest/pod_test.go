@@ -238,9 +238,7 @@ func receivers(t *testing.T, device string) map[int]string {
 // newNetcpu makes the feature as the agent does, for a host with its uplinks in netns.
 func newNetcpu(t *testing.T, j *journal.Journal, netns string) (*netcpu.Netcpu, error) {
 	t.Helper()
-	who, err := identity.Open("/proc")
-	must(t, err)
-	t.Cleanup(func() { who.Close() })
+	who := testkit.Opened(identity.Open("/proc"))(t)
 	return netcpu.New(netcpu.Config{Host: feature.Host{Roots: kernel.Default(), Journal: j, Identity: who, Ends: hook.Open("/proc", j), NetNS: netns}})
 }
 
