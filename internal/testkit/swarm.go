@@ -45,6 +45,20 @@ func StartSwarm(t testing.TB) [2]*Docker {
 			t.Fatalf("join: %v; then it is %q, %v", err, state, stateErr)
 		}
 	}
+	for _, d := range engines {
+		d.AwaitGateway(t)
+	}
 	engines[0].Must(t, "network", "create", "-d", "overlay", "--attachable", "--subnet", SwarmSubnet, SwarmNetwork)
 	return engines
+}
+
+// AwaitGateway waits until an engine in a Swarm has connected the Swarm's sandbox to docker_gwbridge.
+// It does so after it has joined, and the bridge then has the offloads of its port only.
+func (d *Docker) AwaitGateway(t testing.TB) {
+	t.Helper()
+	h := d.NS.Handle(t)
+	Await(t, "docker_gwbridge has a port", func() bool {
+		bridge, err := h.LinkByName("docker_gwbridge")
+		return err == nil && bridge.Attrs().OperState == netlink.OperUp
+	})
 }

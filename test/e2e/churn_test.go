@@ -32,6 +32,7 @@ const churnNetwork, secondNetwork = "flchurn", "flsecond"
 func newChurner(t *testing.T) *churner {
 	h := newHost(t)
 	h.Must(t, "swarm", "init", "--advertise-addr", "10.213.0.1", "--listen-addr", "10.213.0.1:2377")
+	h.AwaitGateway(t)
 	h.Must(t, "network", "create", "-d", "overlay", "--attachable", "--subnet", "10.217.0.0/16", churnNetwork)
 	return &churner{host: h}
 }
@@ -234,6 +235,7 @@ func TestChurnCampaign(t *testing.T) {
 	c.agent.kill()
 	c.agent.start()
 	c.agent.idles(c.atStart)
+	c.AwaitGateway(t) // as at first
 	after := devicesOf(t, c.NS)
 	for key, value := range after {
 		// A killed engine leaves veths, which must have nothing of ours.
